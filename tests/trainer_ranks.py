@@ -82,7 +82,7 @@ def module_of(name):
         for path, parameter in gpt.named_parameters():
             parameter.requires_grad_(not path.startswith(("wte", "wpe", "h.0")) or path.endswith("bias"))
     if DROPOUT in name:
-        dropping(gpt)
+        dropping(gpt, by_hand=BY_HAND in name)
     if OTHER in name:
         for block in gpt.h:
             for part, layer in (
@@ -137,6 +137,8 @@ def batch(seed=1):
 GRAPH = "by the graph"
 """In the name of a plan that is finer than modules."""
 DROPOUT = "dropout"
+BY_HAND = "by hand"
+"""In the name of a plan whose dropouts are written with functions that draw random numbers."""
 SPLIT, WHOLE, CODE = "drop", "last", "kept"
 """The dropouts of `dropping`: on the features between the two layers of an MLP, on its result, and on the weights of
 attention, by code of the module around."""
@@ -146,20 +148,48 @@ def attend(attention, x):
     """Causal attention with dropout of its weights; their mask can be seen in a module behind it."""
     q, k, v = (y.unflatten(2, (-1, attention.size)).transpose(1, 2) for y in attention.c_attn(x).chunk(3, dim=2))
     scores = (q @ k.transpose(2, 3) / math.sqrt(attention.size)).masked_fill(attention.later, -math.inf)
-    weights = F.dropout(scores.softmax(3), attention.drops, attention.training)
-    return attention.c_proj((attention.kept(weights) @ v).transpose(1, 2).flatten(2))
+    drop = attention.drop if attention.drops else torch.Tensor.clone
+    return attention.c_proj((attention.kept(drop(scores.softmax(3))) @ v).transpose(1, 2).flatten(2))
 
 
-def dropping(gpt):
+def drop_by(kind, rate, x):
+    """A dropout written by hand."""
+    keep = torch.full_like(x, 1 - rate)
+    mask = {
+        "bernoulli": lambda: torch.bernoulli(keep),
+        "rand": lambda: torch.rand(x.shape) < keep,
+        "uniform_": lambda: torch.empty_like(x).uniform_() < keep,
+    }[kind]()
+    return x * mask / keep
+
+
+class ByHand(nn.Dropout):
+    def __init__(self, rate, kind):
+        super().__init__(rate)
+        self.kind = kind
+
+    def forward(self, x):
+        return drop_by(self.kind, self.p, x) if self.training else x
+
+
+def dropping(gpt, *, by_hand=False):
     """The network with dropout inside of its attention and its MLPs, and behind them."""
+
+    def in_code(attention, x):
+        if not by_hand:
+            return F.dropout(x, attention.drops, attention.training)
+        return drop_by("bernoulli", attention.drops, x) if attention.training else x
+
     for block in gpt.h:
         later = torch.ones(SIZES["seq_len"], SIZES["seq_len"], dtype=torch.bool).triu(1)
         block.attn.register_buffer("later", later, persistent=False)
         block.attn.kept, block.attn.drops = nn.Identity(), 0.3
-        block.attn.kept.p = block.attn.drops
+        block.attn.kept.p, block.attn.drop = block.attn.drops, functools.partial(in_code, block.attn)
         block.attn.forward = functools.partial(attend, block.attn)
         up, act, down = block.mlp.children()
-        layers = {"c_fc": up, "act": act, SPLIT: nn.Dropout(0.3), "c_proj": down, WHOLE: nn.Dropout(0.4)}
+        between = {SPLIT: ByHand(0.3, "rand"), WHOLE: ByHand(0.4, "uniform_")} if by_hand else {}
+        between = between or {SPLIT: nn.Dropout(0.3), WHOLE: nn.Dropout(0.4)}
+        layers = {"c_fc": up, "act": act, SPLIT: between[SPLIT], "c_proj": down, WHOLE: between[WHOLE]}
         block.mlp = nn.Sequential(collections.OrderedDict(layers))
     return gpt
 

@@ -12,30 +12,28 @@ from collections.abc import Iterator, Sequence
 import torch
 import torch.distributed as dist
 import torch.fx
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from automap.errors import PlanError
 from automap.runtime.mesh_groups import Axis
+from automap.runtime.trainer.random_numbers import Draws, generators_of
 from automap.runtime.trainer.split_check import evaluating
 from ir.loss import class_dim_of
 
-DROPOUTS = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout}
-"""Functions that drop in evaluation too, once a trace has written down that they are called in training."""
-
 
 @contextlib.contextmanager
-def between_steps(module: nn.Module, stages: Sequence[nn.Module]) -> Iterator[None]:
+def between_steps(module: nn.Module, stages: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
     """A context of forward passes in evaluation mode, without gradients, that a training does not notice.
 
     Args:
         module: the modules of this rank.
         stages: its stages, which hold them.
+        device: the device that they are on.
     """
     gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
     try:
-        with evaluating(module), torch.no_grad():
+        with evaluating(module), torch.no_grad(), torch.random.fork_rng(devices=generators_of(device)):
             yield
     finally:
         for unit in (part for stage in stages for part in stage.modules()):
@@ -52,20 +50,33 @@ def gather_classes(scores: Tensor, axis: Axis) -> Tensor:
     return torch.cat(parts, class_dim_of(scores.ndim))
 
 
-def traced_dropout(stages: Sequence[nn.Module]) -> str:
-    """The place in code between modules where a traced stage calls a dropout, which it does in evaluation as well."""
-    for stage in stages:
-        for node in stage.graph.nodes if isinstance(stage, torch.fx.GraphModule) else ():
-            if node.op == "call_function" and node.target in DROPOUTS:
-                given = {**dict(zip(("p", "training"), node.args[1:3], strict=False)), **node.kwargs}
-                if given.get("p", 0.5) and given.get("training", given.get("train", True)):
-                    return str(node.name)
+def traced_draw(stages: Sequence[nn.Module], training: Draws, evaluation: Draws) -> str:
+    """What code between modules draws in training alone: traced stages draw it in evaluation as well.
+
+    Args:
+        stages: all stages of a pipeline.
+        training: what the network draws in training.
+        evaluation: what it draws in evaluation.
+
+    Returns:
+        The operator and its line of code; "" where there is none.
+    """
+    leaves = {
+        str(node.target)
+        for stage in stages
+        for node in (stage.graph.nodes if isinstance(stage, torch.fx.GraphModule) else ())
+        if node.op == "call_module"
+    }
+    for path, draws in training.items() if leaves else ():
+        if not any(f"{path}.".startswith(f"{leaf}.") for leaf in leaves) and draws != evaluation.get(path):
+            return draws[0].what
     return ""
 
 
-def refuse_dropout(place: str) -> PlanError:
+def refuse_draw(place: str) -> PlanError:
     """The error for an evaluation of such stages."""
     return PlanError(
-        "code between modules calls a dropout, which was traced as it trains", field="module", value=place,
-        repair="Make it a module, nn.Dropout, or evaluate by a plan without a pipeline.",
+        "code between modules draws random numbers in training alone, and was traced as it trains", field="module",
+        value=place,
+        repair="Put it into a module, such as nn.Dropout, or evaluate by a plan without a pipeline.",
     )  # fmt: skip

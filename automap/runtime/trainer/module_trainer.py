@@ -29,7 +29,7 @@ from automap.runtime.number_formats import low_precision, set_tf32
 from automap.runtime.trainer.borders import enter_by_borders
 from automap.runtime.trainer.checkpoint import Checkpoint
 from automap.runtime.trainer.ended_processes import names_the_ended
-from automap.runtime.trainer.evaluation import between_steps, gather_classes, refuse_dropout, traced_dropout
+from automap.runtime.trainer.evaluation import between_steps, gather_classes, refuse_draw, traced_draw
 from automap.runtime.trainer.gradients import (
     Earlier,
     OverlappedSums,
@@ -53,21 +53,14 @@ from automap.runtime.trainer.process_mesh import (
     sharding_axis,
     trained_apart,
 )
+from automap.runtime.trainer.random_numbers import Draws, alike, draw_independently, draws_of
 from automap.runtime.trainer.reached import Reached
 from automap.runtime.trainer.recomputation import recompute, run_again
 from automap.runtime.trainer.roles import Roles
 from automap.runtime.trainer.running_statistics import average_statistics
 from automap.runtime.trainer.sharded_modules import layouts_of, split_cross_entropy, split_modules
 from automap.runtime.trainer.skipping_stages import SkippingStage, cut_untraced, drop_weights
-from automap.runtime.trainer.split_check import (
-    check_same,
-    computes,
-    divide_sizes,
-    probe_inputs,
-    runs,
-    sizes_of_ranks,
-)
-from automap.runtime.trainer.split_dropout import alike, drop_independently
+from automap.runtime.trainer.split_check import check_same, computes, divide_sizes, probe_inputs, runs, sizes_of_ranks
 from automap.runtime.trainer.stage_modules import Untraced, arguments, cut, prune
 from automap.runtime.trainer.stand_ins import StandIns
 from automap.runtime.trainer.step_data import Indices, check_step
@@ -128,7 +121,7 @@ class ModuleTrainer:
         if number > 1 or plan.stages[0].zero.stage:
             some = probe_inputs(graph, module, 2)
             order = order_of_blocks(module, units, some, self._inputs, are_all_needed=number > 1)
-        self._split(module, graph, mesh["split"], per_rank)
+        draws = self._split(module, graph, mesh["split"], per_rank)
         self._mine = list(range(self._pipe.get_local_rank(), number, self._pipe.size()))
         stages = [module] if number == 1 else self._cut(module, graph)
         self._tie_groups = tie_groups(self._ties, stages, self._pipe.size(), self._columns)
@@ -142,7 +135,7 @@ class ModuleTrainer:
         self._reached.watch(module, kept)
         for each in kept if self._zero else ():
             StandIns(each, order)
-        self._stages, self._dropout = kept, traced_dropout(stages)
+        self._stages, self._traced_draw = kept, traced_draw(stages, *draws)
         self._replicas = trained_apart(plan, mesh["apart"], module)
         self._is_updated = False
         shards = mesh["shard"] if self._zero else None
@@ -156,11 +149,18 @@ class ModuleTrainer:
 
     # -- Setting up
 
-    def _split(self, module: nn.Module, graph: Graph, mesh: DeviceMesh, per_rank: Sequence[str]) -> None:
-        """Splits layers over the sharding axis, and checks that the network computes the same as before."""
+    def _split(self, module: nn.Module, graph: Graph, mesh: DeviceMesh, per_rank: Sequence[str]) -> tuple[Draws, Draws]:
+        """Splits layers over the sharding axis, and checks that the network computes the same as before.
+
+        Returns:
+            What it draws in training and in evaluation.
+        """
         roles = self.roles
+        inputs = probe_inputs(graph, module, max(2, roles.axis_size))
+        drawing = functools.partial(draws_of, module, lambda: runs(module, inputs, self._inputs))
+        drawn = drawing() if dist.get_world_size() > 1 else {}
+        in_evaluation = drawing(training=False) if drawn and len(self.plan.stages) > 1 else {}
         if roles.axis is not None:
-            inputs = probe_inputs(graph, module, roles.axis_size)
             wanted = computes(module, inputs, self._inputs)
             divide_sizes(module, per_rank, roles.axis_size)
             split_modules(module, roles.modules, layouts_of(self._axis), mesh)
@@ -175,8 +175,9 @@ class ModuleTrainer:
                     raise
                 divide_sizes(module, found, roles.axis_size)
                 check()
-            drop_independently(module, lambda: runs(module, inputs, self._inputs), self._axis)
+            draw_independently(module, drawn, drawing(), self._axis)
         recompute(module, roles.recomputed)
+        return drawn, in_evaluation
 
     def _cut(self, module: nn.Module, graph: Graph) -> list[nn.Module]:
         self._names = arguments(graph, module)
@@ -274,11 +275,11 @@ class ModuleTrainer:
             where another stage makes them.
         """
         check_step(data, self._graph, len(self.rows))
-        if self._dropout:
-            raise refuse_dropout(self._dropout)
+        if self._traced_draw:
+            raise refuse_draw(self._traced_draw)
         average_statistics(self.module, self._replica_groups)
         inputs, labels = self._count_in(data)
-        with between_steps(self.module, self._stages):
+        with between_steps(self.module, self._stages, self.device), alike(self._axis, self.device):
             losses, scores = self._forward(inputs, labels)
             if scores is not None and self.roles.splits_classes:
                 scores = gather_classes(scores, self._axis)

@@ -15,6 +15,7 @@ from typing import Any
 import torch.fx
 from torch import Tensor, nn
 
+from automap.runtime.trainer.random_numbers import Watching, can_draw
 from automap.runtime.trainer.roles import Roles
 from automap.runtime.trainer.supported_plans import INSTEAD, FinerThanModules, refuse
 from automap.runtime.trainer.training_graph import data_inputs, input_names
@@ -119,10 +120,14 @@ def cut(module: nn.Module, roles: Roles, num_stages: int, inputs: Sequence[str])
         Untraced: the forward cannot be traced.
         FinerThanModules: it cannot be cut where the plan says.
     """
+    watching = Watching(next(module.parameters()).device, [""])
     try:
-        traced = _Tracer(roles, inputs).trace(module)
+        with watching:
+            traced = _Tracer(roles, inputs).trace(module)
     except Exception as fault:
         raise Untraced(str(fault).split("\n")[0]) from fault
+    for draw in watching.draws.get("", ()):
+        raise refuse_cut(f"a trace keeps the numbers of {draw.what} for all steps", "Put it into a module of its own.")
     scores = _scores_alone(traced)
     stage_of = _place(traced, module, roles)
     last = num_stages - 1
@@ -158,7 +163,7 @@ def _scores_alone(traced: torch.fx.Graph) -> torch.fx.Node:
 
 
 def _place(traced: torch.fx.Graph, module: nn.Module, roles: Roles) -> dict[torch.fx.Node, int]:
-    """The stage of every node that depends on a parameter.
+    """The stage of every node that depends on a parameter or draws random numbers.
 
     A parameter that is read in place of its module is refused: the stages would hold it apart from the network, whose
     parameters are what the optimizer and checkpoints see.
@@ -177,6 +182,9 @@ def _place(traced: torch.fx.Graph, module: nn.Module, roles: Roles) -> dict[torc
                 raise refuse_cut(f"{node.target} is not in the plan's model", "Give the model that was searched.")
         elif node.op == "get_attr" and str(node.target) in names:
             raise _read_apart(str(node.target), module)
+        elif not stages and can_draw(node):
+            # Stages that compute it each on their own would have other numbers.
+            stages.append(0)
         if stages:
             found[node] = max(stages)
     return found

@@ -14,7 +14,8 @@ from returning_ranks import returned
 from runtime_ranks import expert_plan, make_problem
 from torch import Tensor, nn
 
-from automap.runtime.trainer.evaluation import traced_dropout
+from automap.runtime.trainer.evaluation import traced_draw
+from automap.runtime.trainer.random_numbers import draws_of
 
 
 @pytest.mark.slow
@@ -43,25 +44,32 @@ def test_running_statistics_are_those_of_all_replicas(tmp_path: Path, zero: int)
 
 
 class Dropping(nn.Module):
-    def __init__(self, rate: float, *, by_function: bool) -> None:
+    """Numbers that are drawn in training alone, or in evaluation too."""
+
+    def __init__(self, kind: str) -> None:
         super().__init__()
-        self.rate, self.layer, self.drop = rate, nn.Linear(2, 2), None if by_function else nn.Dropout(rate)
+        self.kind, self.layer, self.drop = kind, nn.Linear(2, 2), nn.Dropout(0.5)
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.layer(x)
-        return F.dropout(y, self.rate, self.training) if self.drop is None else self.drop(y)
+        if self.kind == "always":
+            return y + torch.randn_like(y)
+        if self.kind == "noise" and self.training:
+            return y + torch.randn_like(y)
+        return self.drop(y) if self.kind == "module" else F.dropout(y, 0.5 * (self.kind == "function"), self.training)
 
 
-def test_a_dropout_that_is_traced_is_found() -> None:
-    """It drops in evaluation too."""
-    for rate, by_function, training, place in (
-        (0.5, True, True, "dropout"),
-        (0.5, True, False, ""),
-        (0.0, True, True, ""),
-        (0.5, False, True, ""),
-    ):
-        module = Dropping(rate, by_function=by_function).train(training)
-        traced = torch.fx.symbolic_trace(module)
-        assert traced_dropout([nn.Linear(1, 1), traced]) == place
-        x = torch.ones(100, 2)
-        assert torch.equal(traced.eval()(x), module.eval()(x)) == (not place)
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [("function", "bernoulli_"), ("none", ""), ("module", ""), ("always", ""), ("noise", "randn_like")],
+)
+def test_what_a_trace_draws_in_evaluation_too_is_found(kind: str, what: str) -> None:
+    module, x = Dropping(kind), torch.ones(100, 2)
+    draws = [draws_of(module, lambda: module(x), training=training) for training in (True, False)]
+    traced = torch.fx.symbolic_trace(module)
+    assert traced_draw([nn.Linear(1, 1), traced], *draws).partition(" in ")[0] == what
+    assert traced_draw([module], *draws) == "", "nothing is traced"
+    numbers = torch.get_rng_state()
+    one = traced.eval()(x)
+    torch.set_rng_state(numbers)
+    assert torch.equal(one, module.eval()(x)) == (not what)

@@ -13,6 +13,7 @@ from long_cases import long_but
 from runtime_ranks import expert_plan, make_problem
 from trainer_ranks import (
     BATCH,
+    BY_HAND,
     CODE,
     COMPILED,
     DROPOUT,
@@ -300,6 +301,8 @@ def test_two_processes(tmp_path):
         f"pp2, {HALF}": in_fp16(pipeline(plan_of(1, count=2))),
         f"tp2, {DROPOUT}": plan_of(2, tp=2, count=1, recompute="full"),
         f"tp2, sequence parallel, {DROPOUT}": plan_of(2, tp=2, count=1, sequence_parallel=True),
+        f"tp2, {DROPOUT} {BY_HAND}": plan_of(2, tp=2, count=1, recompute="full"),
+        f"tp2, sequence parallel, {DROPOUT} {BY_HAND}": plan_of(2, tp=2, count=1, sequence_parallel=True),
         f"softmax whole, {GRAPH}": finer(plan_of(2, tp=2, count=2)),
         f"ZeRO 1 over tp, {GRAPH}": changed(plan_of(2, tp=2, count=2), zero=Zero(stage=1, axes=("tp",))),
         f"softmax whole, {GRAPH}, {OVERFLOW}": in_fp16(finer(plan_of(2, tp=2, count=2))),

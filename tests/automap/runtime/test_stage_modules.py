@@ -130,3 +130,38 @@ def test_inputs_without_a_name_are_refused():
     graph = zoo.build(MODEL)
     with pytest.raises(FinerThanModules, match=r"forward\(\*inputs\) does not name each of its inputs.*each: ids"):
         arguments(graph, Star(""))
+
+
+class Noisy(Outer):
+    """A network whose outermost code draws random numbers."""
+
+    def forward(self, x):
+        if self.inner.kind == "constant":
+            return self.head(self.inner(x) + torch.rand(4))
+        if self.inner.kind == "twice":
+            noise = torch.rand_like(x)
+            return self.head(self.inner(x + noise)) + noise
+        y = self.inner(x)
+        return self.head(y + torch.rand_like(y))
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("constant", r"a trace keeps the numbers of rand in .* line"), ("twice", "2 tensors cross.*rand_like")],
+)
+def test_random_numbers_that_stages_would_not_share_are_refused(kind, said):
+    """Traced code would have those of the trace in every step, or each stage would draw its own."""
+    with pytest.raises(FinerThanModules, match=said):
+        cut(Noisy(kind), Roles(stages=ONCE, ends=ONCE), 2, ["x"])
+
+
+def test_random_numbers_of_one_stage_are_drawn_in_every_step():
+    torch.manual_seed(0)
+    network, x = Noisy(""), torch.randn(2, 4)
+    first, last = cut(network, Roles(stages=ONCE, ends=ONCE), 2, ["x"])
+    found = []
+    for run in (lambda: network(x), lambda: last(first(x=x), x=x)):
+        torch.manual_seed(1)
+        found.append((run(), run()))
+    assert all(map(torch.equal, *found))
+    assert not torch.equal(*found[0])
