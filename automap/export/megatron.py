@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from automap.errors import PlanError
 from automap.export.configuration import Export, ModelShape, Note, Run, header
 from automap.export.decoder import Decoder, decoder_of
+from automap.export.pretraining import Pretraining, pretraining_of
 from automap.price.visible_keys import has_ring
 from automap.problem import Trainer
 
@@ -39,9 +40,11 @@ def write(run: Run) -> Export:
         PlanError: a setting that Megatron-LM has no words for.
     """
     layers = decoder_of(run.problem.graph, run.evaluator.blocks, run.shape.hidden, run.shape.heads)
-    parallel, model = list(_parallel(run)), [*_model(run), *_layers(layers, run.shape)]
+    pretraining = pretraining_of(run.problem.graph, run.evaluator.blocks)
+    parallel, model = list(_parallel(run)), [*_sizes(run, pretraining), *_model(run), *_layers(layers, run.shape)]
     untold = _untold(layers, run.shape)
-    start = f'{run.torchrun} "${{PRETRAIN:-pretrain_gpt.py}}"'
+    default = f"-{pretraining.script}" if pretraining.script else "?names the script that trains this model"
+    start = f'{run.torchrun} "${{PRETRAIN:{default}}}"'
     script = (
         "#!/bin/bash\n"
         + header(run, [*YOURS, *([UNTOLD, f"{untold}."] if untold else []), *([SIDE_BY_SIDE] * layers.is_parallel)])
@@ -60,7 +63,7 @@ def write(run: Run) -> Export:
         version=run.target.version,
         files={"megatron.sh": script, "megatron.yaml": settings},
         launch="bash megatron.sh --data-path …",
-        notes=(*_notes(untold, layers), *_graphs(run)),
+        notes=(*_notes(untold, layers, pretraining), *_graphs(run)),
     )
 
 
@@ -152,15 +155,27 @@ def _precision(run: Run) -> Iterator[Flag]:
         yield "--accumulate-allreduce-grads-in-fp32", None
 
 
-def _model(run: Run) -> Iterator[Flag]:
-    shape, length = run.shape, run.degrees.sequence_length
-    yield "--num-layers", str(shape.num_layers)
-    for name, value in (("--hidden-size", shape.hidden), ("--num-attention-heads", shape.heads)):
-        if value is not None:
-            yield name, str(value)
+def _sizes(run: Run, pretraining: Pretraining) -> Iterator[Flag]:
+    """Numbers of layers and tokens."""
+    stacks, length = pretraining.stacks, run.degrees.sequence_length
+    if stacks is not None:
+        yield "--encoder-num-layers", str(stacks.encoder)
+        yield "--decoder-num-layers", str(stacks.decoder)
+        yield "--encoder-seq-length", str(stacks.encoder_length)
+        yield "--decoder-seq-length", str(stacks.decoder_length)
+        yield "--max-position-embeddings", str(max(stacks.encoder_length, stacks.decoder_length))
+        return
+    yield "--num-layers", str(run.shape.num_layers)
     if length is not None:
         yield "--seq-length", str(length)
         yield "--max-position-embeddings", str(length)
+
+
+def _model(run: Run) -> Iterator[Flag]:
+    shape = run.shape
+    for name, value in (("--hidden-size", shape.hidden), ("--num-attention-heads", shape.heads)):
+        if value is not None:
+            yield name, str(value)
     if not shape.has_biases:
         yield "--disable-bias-linear", None
     if shape.experts:
@@ -221,13 +236,16 @@ def _untold(found: Decoder, shape: ModelShape) -> str:
     return ", ".join(untold)
 
 
-def _notes(untold: str, found: Decoder) -> Iterator[Note]:
+def _notes(untold: str, found: Decoder, pretraining: Pretraining) -> Iterator[Note]:
     yield Note(about="degrees, stages, batch, ZeRO, recomputation, precision", kept="exact", text="as the plan says")
+    script, stacks = pretraining.script, pretraining.stacks
+    without = f"without it {script}" if script else "Megatron-LM has none for such a model, or its graph does not tell"
     what = (
-        "the script that trains it (PRETRAIN; without it pretrain_gpt.py, which trains decoders), the data, and what a "
-        "model without its weights does not say (base of rotary positions, epsilon of norms, dropout, windows, "
-        "vocabulary)"
+        f"the script that trains it (PRETRAIN; {without}), the data, and what a model without its weights does not say"
+        " (base of rotary positions, epsilon of norms, dropout, windows, vocabulary)"
     )
+    if stacks is not None and stacks.encoder != stacks.decoder:
+        what += f"; also the decoder, which {script} gives as many layers as the encoder"
     if untold:
         what += f"; also {untold}, which the graph does not say plainly"
     yield Note(about="model", kept="left to you", text=what)

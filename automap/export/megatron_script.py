@@ -15,7 +15,10 @@ from automap.export.shell import commands
 from automap.export.shell_conditions import DEFAULT, MAYBE, UNSET, is_known, plain
 from automap.export.stated import refuse
 
-_LAUNCHER = {"nnodes", "nproc-per-node", "node-rank", "master-addr", "master-port", "rdzv-backend", "rdzv-endpoint"}
+_LAUNCHER = {
+    "standalone", "nnodes", "nproc-per-node", "node-rank", "master-addr", "master-port", "rdzv-backend",
+    "rdzv-endpoint",
+}  # fmt: skip
 """Flags of torchrun, where no word ends in .py that would divide them from the trainer's."""
 _TRANSFORMERS = {"per_device_train_batch_size", "model_name_or_path", "gradient_checkpointing"}
 """Arguments of transformers' `TrainingArguments` and of its example scripts."""
