@@ -44,10 +44,21 @@ def count_labels(labels: Tensor) -> Tensor:
 
 
 def summed_squares(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The squared errors of outputs, summed over all elements; targets have as many, in the same order."""
-    return (outputs - targets.reshape(outputs.shape)).square().sum()
+    """The squared errors of outputs, summed over all elements; targets have as many, in the same order.
+
+    Samples whose targets are all NaN are left out, as those whose labels are `IGNORED`.
+    """
+    counts = _has_targets(targets).expand(targets.shape).reshape(outputs.shape)
+    return torch.where(counts, outputs - targets.reshape(outputs.shape), 0.0).square().sum()
 
 
 def count_elements(targets: Tensor) -> Tensor:
     """The number of elements that errors are taken of."""
-    return torch.tensor(targets.numel(), device=targets.device)
+    return _has_targets(targets).expand(targets.shape).sum()
+
+
+def _has_targets(targets: Tensor) -> Tensor:
+    """[samples, 1, ...] whether a sample has any target that is a number."""
+    others = tuple(range(1, targets.dim()))
+    is_number = ~targets.isnan()
+    return is_number.any(others, keepdim=True) if others else is_number

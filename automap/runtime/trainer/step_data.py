@@ -52,7 +52,8 @@ def check_step(data: Sequence[object], graph: Graph, num_samples: int) -> None:
     if any(length != num_samples for length in lengths):
         raise PlanError(
             f"this rank reads {num_samples} samples", field="data", value=lengths,
-            repair="Give the samples at `trainer.rows` of a global batch.",
+            repair="Give the samples at `trainer.rows` of a global batch. Fill up a smaller one by samples that do not"
+            f" count: their labels are all {IGNORED}, or their targets of the mean squared error are all NaN.",
         )  # fmt: skip
 
 

@@ -4,7 +4,14 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from automap.runtime.trainer.losses import IGNORED, count_labels, loss_of, summed_cross_entropy, summed_squares
+from automap.runtime.trainer.losses import (
+    IGNORED,
+    count_elements,
+    count_labels,
+    loss_of,
+    summed_cross_entropy,
+    summed_squares,
+)
 from ir.build import GraphBuilder
 from ir.loss import with_loss
 
@@ -40,3 +47,28 @@ def test_a_number_a_sample_is_compared_with_its_own_target_alone():
     """torch would spread targets without the dim of the outputs over all of them."""
     outputs, targets = torch.randn(6, 1, dtype=torch.float64), torch.randn(6, dtype=torch.float64)
     torch.testing.assert_close(summed_squares(outputs, targets) / 6, F.mse_loss(outputs[:, 0], targets))
+
+
+@pytest.mark.parametrize("shape", [(6,), (6, 1), (6, 3, 2)])
+def test_samples_without_targets_fill_up_a_smaller_batch(shape):
+    """Losses and gradients are those of the others, whatever the network makes of the filling."""
+    torch.manual_seed(0)
+    outputs, targets = (torch.randn(shape, dtype=torch.float64) for _ in range(2))
+    targets[4:] = torch.nan
+    found, wanted = (outputs.clone().requires_grad_() for _ in range(2))
+    with torch.no_grad():
+        found[5:] = 1e30
+    parts = [slice(0, 3), slice(3, 5), slice(5, 6)]
+    loss = sum(summed_squares(found[p], targets[p]) for p in parts) / sum(count_elements(targets[p]) for p in parts)
+    loss.backward()
+    one = F.mse_loss(wanted[:4], targets[:4])
+    one.backward()
+    torch.testing.assert_close(loss, one)
+    torch.testing.assert_close(found.grad, wanted.grad)
+
+
+def test_a_target_that_is_missing_within_a_sample_is_seen_in_the_loss():
+    targets = torch.zeros(2, 3)
+    targets[0, 1] = torch.nan
+    assert count_elements(targets) == 6
+    assert summed_squares(torch.zeros(2, 3), targets).isnan()
