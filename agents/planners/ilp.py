@@ -28,6 +28,7 @@ from agents.planners.linearization import Candidate, Linearization
 from agents.planners.skeleton_turns import search_skeletons
 from agents.searcher import SearchResult, SearchTask
 from automap.cost_graph.message_passing import reduced
+from automap.cost_graph.spread_program import MOST_ITERATIONS
 from automap.cost_graph.weighted_graph import Scalars
 
 Floats = npt.NDArray[np.float64]
@@ -73,7 +74,9 @@ def program(
     costs = variables.row(time)
     scale = max(float(np.abs(costs).max()), 1e-30)
     costs /= scale
-    relaxed = linprog(costs, A_ub=used, b_ub=most, A_eq=matrix, b_eq=right, bounds=(0.0, 1.0), method="highs")
+    relaxed = linprog(
+        costs, A_ub=used, b_ub=most, A_eq=matrix, b_eq=right, bounds=(0.0, 1.0), options={"maxiter": MOST_ITERATIONS}
+    )
     is_left = np.ones(variables.count)
     if relaxed.status == 0 and math.isfinite(known):
         within = (known - time.constant) / scale

@@ -13,6 +13,9 @@ from automap.arrays import Floats
 
 INFEASIBLE = 2
 """Status of a linear program that nothing solves, see `scipy.optimize.linprog`."""
+MOST_ITERATIONS = 10_000
+"""Largest number of iterations of a program, after which it bounds nothing: rounding may make a solver go on for ever
+(assumed; the most that the programs of the tests took is 236)."""
 
 
 class SpreadProgram:
@@ -70,7 +73,7 @@ class SpreadProgram:
             self.add_room(row, -float(places[place, 0, kind]), ("share", place, kind))
 
     def seconds(self) -> float:
-        """The least seconds of a step; infinite where no spread has enough room."""
+        """The least seconds of a step; infinite where no spread has enough room, 0 where the solver found nothing."""
         from scipy.optimize import linprog  # it takes longer to import than most programs to run
 
         upper = np.array(self._rows)
@@ -85,6 +88,7 @@ class SpreadProgram:
             A_eq=np.concatenate([shares, np.zeros((self._types, 1))], axis=1),
             b_eq=np.ones(self._types),
             bounds=(0.0, None),
+            options={"maxiter": MOST_ITERATIONS},
         )
         self.weights, self.shares = {}, np.empty(0)
         if found.status == INFEASIBLE:
