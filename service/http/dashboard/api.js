@@ -52,7 +52,9 @@ async function send(path, options) {
     throw new Fault({ title: "No answer", detail: "The service does not answer. Is it running?" });
   }
   if (answer.status === 401) {
-    const why = keys.get() ? (await answer.clone().json().catch(() => ({}))).detail : "";
+    // Without its repair, which tells how to send a header.
+    const { detail = "", repair = "" } = keys.get() ? await answer.clone().json().catch(() => ({})) : {};
+    const why = detail.replace(repair, "").trim();
     if (await askForKey(why)) return send(path, options);
   }
   if (!answer.ok) {
