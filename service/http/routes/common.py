@@ -88,7 +88,8 @@ def plan_of(store: Store, job: Job, *, so_far: bool = False) -> dict[str, Any]:
     """
     document = store.plan(job.id, so_far=so_far)
     if document is None:
-        repair = "Wait for it: GET the job with ?wait=30." if job.state in ACTIVE else "Submit the job again."
+        wait = f"Wait for it: GET /v1/jobs/{job.id}?wait=30, or `automap watch {job.id}`."
+        repair = wait if job.state in ACTIVE else "Submit the job again."
         repair = "See the job's problem." if job.problem else repair
         if not so_far and store.plan(job.id, so_far=True) is not None:
             best = f"GET /v1/jobs/{job.id}/plan?best=so-far, or `automap plan {job.id} --so-far`"
