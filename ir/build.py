@@ -343,8 +343,6 @@ class GraphBuilder:
 
 def _repair_of_unknown(kind: str, outputs: Sequence[str]) -> str:
     """What to do about an operator outside the table whose results have no shapes."""
-    if kind == "NonMaxSuppression":
-        return "Boxes are picked for inference: hand in the network alone, with the boxes and scores as its outputs."
     if kind in SIZED_BY_DATA:
         return f"{kind} gives as much as the data holds: export with a mask, or with TopK of a fixed number, instead."
     where = f"State the shape of {', '.join(outputs[:3])} in the file (graph.value_info): it is then read, replicated."

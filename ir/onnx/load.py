@@ -27,7 +27,7 @@ from ir.onnx.readers.inputs import add_inputs
 from ir.onnx.readers.limits import Limits
 from ir.onnx.readers.nodes import BAGS, DTYPES, Node, Source, Stored, dtype_name, small_value
 from ir.onnx.readers.roles import roles_without_metadata, stored_role
-from ir.onnx.readers.schemas import check_is_standard, check_num_operands, infer
+from ir.onnx.readers.schemas import check_is_standard, check_num_operands, infer, with_picked_boxes
 from ir.onnx.rewrites.constant_folding import fold
 from ir.onnx.rewrites.contributed import with_turns
 from ir.onnx.rewrites.dispatch_masks import DispatchMasks
@@ -97,6 +97,8 @@ def read_graph(model: Any, *, sha256: str = "", **options: Unpack[ReadOptions]) 
         # A module of PyTorch keeps its parameters whole, and trains them by their names.
         graph = graph if source.is_pytorch else unstacked(graph)
         graph = freeze(alike_order(split_fused(graph)), source.frozen)
+    except ModelError as error:
+        raise with_picked_boxes(error, model) from None
     except MALFORMED as error:
         # The last net: bytes that parse as protobuf may still break any rule of ONNX.
         raise refuse("the file is malformed", f"{type(error).__name__}: {error}", "Export the model again.") from error
@@ -322,11 +324,9 @@ class _Importer:
         """Imports the branch that a known condition takes."""
         value = self.builder.values.get(condition)
         if value is None:
-            raise refuse(
-                "control flow is not supported: the condition of an If depends on data",
-                node.name or node.outputs[0],
-                "Export with one branch only: a training graph is a straight line.",
-            )
+            text = "control flow is not supported: the condition of an If depends on data"
+            repair = "Export with one branch only: a training graph is a straight line."
+            raise refuse(text, node.name or node.outputs[0], repair)
         branch = node.attributes["then_branch" if bool(value.reshape(-1)[0]) else "else_branch"]
         nodes, stored = branch.read()
         self._declare(stored)

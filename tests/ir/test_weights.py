@@ -506,6 +506,19 @@ def test_what_the_data_size_is_no_batch(kind):
         load_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString())
 
 
+def test_a_detector_of_one_image_is_told_to_leave_out_picking_boxes():
+    """As torchvision's detectors are exported: an image without a dim of samples, and boxes picked in a branch."""
+    picked = node("NonMaxSuppression", ["boxes", "scores"], ["found"])
+    branch = helper.make_graph([picked], "pick", [], [helper.make_tensor_value_info("found", TensorProto.INT64, None)])
+    nodes = [
+        node("Conv", ["image", "w"], ["h"]), node("ReduceMax", ["h"], ["most"], keepdims=0),
+        node("Cast", ["most"], ["any"], to=TensorProto.BOOL),
+        node("If", ["any"], ["y"], then_branch=branch, else_branch=branch),
+    ]  # fmt: skip
+    with pytest.raises(ModelError, match=r"Conv.*the boxes and scores as its outputs"):
+        load_model(model(nodes, [weight("w", 8, 3, 3, 3)], (("image", 3, 32, 32),)))
+
+
 def test_all_dims_without_sizes_are_named_at_once():
     data = model([node("Gather", ["e", "x"], ["y"])], [weight("e", 20, 6)], (("x", "batch", "rows", "columns"),))
     with pytest.raises(ModelError, match="--dim rows=128 --dim columns=128") as fault:

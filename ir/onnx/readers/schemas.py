@@ -15,6 +15,7 @@ from onnx import helper, numpy_helper
 
 from ir.errors import ModelError, refuse
 from ir.graph import Tensor
+from ir.onnx.readers.control_flow import all_graphs
 from ir.onnx.readers.declarations import declared
 from ir.onnx.readers.nodes import DTYPES, Declared, Node
 from ir.operators import Value
@@ -47,6 +48,25 @@ def check_num_operands(node: Node, count: int) -> None:
             f"{node.kind}({', '.join(node.inputs)})",
             f"Remove the operands after the first {schema.max_input}, or export the model again.",
         )
+
+
+def with_picked_boxes(error: ModelError, model: onnx.ModelProto) -> ModelError:
+    """The error of a file that cannot be read; where the file picks boxes, as detectors do for inference, it says so.
+
+    Such files are exported from one image without a dim of samples. The first operator that cannot be read is often far
+    from where boxes are picked.
+
+    Args:
+        error: why the file cannot be read.
+        model: the parsed file.
+    """
+    if error.field != "model" or not any(n.op_type == "NonMaxSuppression" for g in all_graphs(model) for n in g.node):
+        return error
+    repair = (
+        "The file picks boxes for inference (NonMaxSuppression): hand in the network alone, with the boxes and scores "
+        f"as its outputs (docs/models.md). {error.repair}"
+    )
+    return type(error)(**(error.texts | {"repair": repair}))
 
 
 def check_is_standard(node: Node) -> None:
