@@ -47,6 +47,7 @@ _HEADS = (
     "MODEL_FOR_VIDEO_CLASSIFICATION_MAPPING_NAMES", "MODEL_FOR_UNIVERSAL_SEGMENTATION_MAPPING_NAMES",
     "MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES", "MODEL_FOR_DEPTH_ESTIMATION_MAPPING_NAMES",
     "MODEL_FOR_MASK_GENERATION_MAPPING_NAMES", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+    "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
 )  # fmt: skip
 """Tables of transformers from a model type to the class that trains it, in the order of preference: what models were
 pretrained for. They hold the class of a configuration that names none, or the body of one alone."""
@@ -88,7 +89,7 @@ def example_inputs(module: nn.Module, seq_len: int | None = None) -> dict[str, T
         seq_len: tokens of the sample; None = as many as the model has positions, at most `MOST_TOKENS`.
 
     Raises:
-        ModelError: the model reads neither tokens, nor images, nor sounds.
+        ModelError: the model reads neither tokens, nor images, nor sounds, nor a series of numbers alone.
     """
     import torch
 
@@ -98,7 +99,7 @@ def example_inputs(module: nn.Module, seq_len: int | None = None) -> dict[str, T
     found: dict[str, Tensor] = {}
     if main == "input_ids":
         found[main] = torch.zeros(1, _tokens(module, seq_len), dtype=torch.int64)
-    elif (shape := _image(config) if main in IMAGES else _sound(config, main)) is not None:
+    elif (shape := _image(config) if main in IMAGES else _sound(config, main) or _series(config, main)) is not None:
         found[main] = torch.zeros(1, *shape)
     if found and "task_inputs" in others:  # OneFormer reads the name of its task
         found["task_inputs"] = torch.zeros(1, config.task_seq_len, dtype=torch.int64)
@@ -179,6 +180,13 @@ def _sound(config: Any, main: str) -> tuple[int, ...] | None:
     if main == "input_values" and hasattr(config, "max_length") and hasattr(config, "num_mel_bins"):
         return config.max_length, config.num_mel_bins
     return (SOUND_SAMPLES,) if main == "input_values" else None
+
+
+def _series(config: Any, main: str) -> tuple[int, int] | None:
+    """`(times, channels)` of a series of numbers as an input of the name `main`; None where it is none."""
+    if main == "past_values" and hasattr(config, "num_input_channels"):
+        return config.context_length, config.num_input_channels
+    return None
 
 
 def _demands_images(module: nn.Module, inputs: Mapping[str, Tensor]) -> bool:

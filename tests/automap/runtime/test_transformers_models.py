@@ -239,6 +239,7 @@ def test_a_class_is_exported_as_it_is() -> None:
          "crop_size": 32, "frames_per_clip": 4}, {"pixel_values_videos": (1, 4, 3, 32, 32)}),
         ("Vilt", "ForMaskedLM", {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 64},
          {"input_ids": (1, 40), "pixel_values": (1, 3, 64, 64)}),
+        ("PatchTST", "ForPrediction", {"num_input_channels": 3, "context_length": 48}, {"past_values": (1, 48, 3)}),
         ("OneFormer", "ForUniversalSegmentation", {}, {"pixel_values": (1, 3, 224, 224), "task_inputs": (1, 77)}),
         ("Bart", "ForConditionalGeneration", {"d_model": 32, "max_position_embeddings": 24, "encoder_layers": 1,
          "decoder_layers": 1}, {"input_ids": (1, 24), "decoder_input_ids": (1, 24)}),
