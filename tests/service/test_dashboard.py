@@ -359,7 +359,7 @@ def test_a_job_is_cancelled_by_the_keyboard(browser: Any, api: httpx.Client, sto
     assert button.evaluate("button => button === document.activeElement")
     page.keyboard.press("Enter")
     page.get_by_text("cancelled", exact=True).wait_for()
-    page.wait_for_function("document.activeElement.id === 'main'")
+    page.locator("#main:focus").wait_for()
     assert store.state(job_id) == "cancelled"
     page.close()
 
