@@ -14,7 +14,6 @@ from collections.abc import Iterator
 
 from automap.errors import UserError
 
-
 AGAIN_S = 1.0
 """Processor time after which a deadline that was lost is raised again: where Python runs a destructor or a callback of
 C code, an exception ends that alone and is printed as ignored. Clean-up on the way out takes far less."""
