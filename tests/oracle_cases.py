@@ -142,6 +142,9 @@ REDUCTIONS = [
     Case("DFT", ((1, 4, 4, 2),), attributes={"inverse": 1, "onesided": 1}, id="back to real"),
     Case("DFT", ((1, 4, 6, 2),), attributes={"inverse": 1, "dft_length": 8}, id="padded"),
     Case("DFT", ((1, 4, 6, 1),), attributes={"onesided": 1, "dft_length": 5}, id="cut"),
+    Case("STFT", ((1, 12, 1), None, (4,)), attributes={"frame_step": 2}),
+    Case("STFT", ((1, 13, 2),), attributes={"frame_step": 3, "frame_length": 5, "onesided": 0}, id="complex"),
+    Case("STFT", ((1, 12), None, (6,)), attributes={"frame_step": 4, "onesided": 0}, id="two dims"),
 ]  # fmt: skip
 
 POOLS = [

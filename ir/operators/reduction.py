@@ -92,6 +92,42 @@ def fourier(ctx: Context) -> Result:
     return Result([(0, dims)], [out], passing="joint", traffic=(1.0, 1.0), attributes=attributes)
 
 
+@kind("STFT", rule="{samples time! part!}, [window!] -> {samples frames! bins! pair!}")
+def windowed_fourier(ctx: Context) -> Result:
+    """Fourier transforms of the windows of a signal `[samples, time]` or `[samples, time, 1]`: samples can be split."""
+    signal = ctx.tensor(0)
+    if signal.batch_dim not in (None, 0) or len(signal.shape) not in (2, 3):
+        raise Unsupported("its signal is not [samples, time, real part]")
+    is_complex, is_onesided = signal.shape[2:] == (2,), bool(ctx.int_attribute("onesided", 1))
+    if signal.shape[2:] not in ((), (1,), (2,)) or (is_complex and is_onesided):
+        raise Unsupported(f"a last dim of {signal.shape[-1]} is not the real part, or real and imaginary part")
+    step, given = ctx.ints("frame_step", 1), ctx.ints("frame_length", 3)
+    if not step or step[0] < 1:
+        raise Unsupported("its frame_step is missing, depends on data, or is less than 1")
+    window = ctx.tensor(2).shape if ctx.has(2) else given or signal.shape[1:2]
+    if len(window) != 1 or (given and tuple(given) != tuple(window)):
+        raise Unsupported(f"a window of shape {tuple(window)} does not fit frame_length={given}")
+    length, time = window[0], signal.shape[1]
+    if not 0 < length <= time:
+        raise Unsupported(f"a frame of {length} does not fit into a signal of {time}")
+    rule = ctx.rule
+    samples = rule.dim(signal, 0)
+    dims: Dims = [samples, *[rule.loop(size, fixed=True) for size in signal.shape[1:]]]
+    sizes = ((time - length) // step[0] + 1, length // 2 + 1 if is_onesided else length, 2)
+    operands: list[tuple[int, Dims]] = [(0, dims)]
+    if ctx.has(2):
+        operands.append((2, [rule.loop(length, fixed=True)]))
+    return Result(
+        operands,
+        [[samples, *[rule.loop(size, fixed=True) for size in sizes]]],
+        [signal.dtype],
+        passing="first",
+        traffic=(1.0, 1.0),
+        saved_inputs=(2,) if ctx.has(2) else (),
+        attributes={"frame_step": step[0], "frame_length": length, "onesided": int(is_onesided)},
+    )
+
+
 @kind("TopK", rule="{kept axis!} -> {kept chosen!}, {kept chosen}")
 def top_k(ctx: Context) -> Result:
     """The `k` largest values along `axis`, which stays whole, and their positions."""

@@ -96,3 +96,17 @@ def fourier(use: Use) -> Tensor:
     else:
         found = torch.view_as_real((torch.fft.ifft if inverse else torch.fft.fft)(signal, length, axis))
     return found.to(x.dtype)
+
+
+@function("STFT")
+def windowed_fourier(use: Use) -> Tensor:
+    """The Fourier transforms of the windows of a signal; the last dim holds real and imaginary parts."""
+    x, window, length = use.x, use.optional(2), use.integer("frame_length")
+    wide = x if x.dtype == torch.float64 else x.float()
+    if x.ndim == 3:
+        wide = torch.view_as_complex(wide.contiguous()) if x.shape[2] == 2 else wide[..., 0]
+    frames = wide.unfold(1, length, use.integer("frame_step"))
+    if window is not None:
+        frames = frames * window
+    transform = torch.fft.rfft if use.integer("onesided", 1) else torch.fft.fft
+    return torch.view_as_real(transform(frames)).to(x.dtype)

@@ -24,6 +24,7 @@ VALUES = {
     "Dropout": (1, 2), "ReduceSum": (1,), "ReduceMean": (1,), "ReduceMax": (1,), "ReduceMin": (1,),
     "ReduceProd": (1,), "ReduceL1": (1,), "ReduceL2": (1,), "ReduceLogSum": (1,), "ReduceLogSumExp": (1,),
     "ReduceSumSquare": (1,), "AffineGrid": (1,), "DFT": (1, 2), "Col2Im": (1, 2),
+    "STFT": (1, 3),
 }  # fmt: skip
 """Operands that the importer must know: stored in the file instead of fed."""
 
