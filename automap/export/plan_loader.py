@@ -51,8 +51,7 @@ class Training:
         mesh = init_device_mesh(kind, self.plan["mesh"]["shape"], mesh_dim_names=self.plan["mesh"]["dim_names"])
         check_alike(model)
         self.device = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
-        is_tf32 = self.plan["precision"] == "tf32"
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = is_tf32
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.plan["precision"] == "tf32"
         sides = [mesh["replicate"], mesh["shard"]]
         self.replicas = sides[0].size() * sides[1].size()
         self.replica = sides[0].get_local_rank() * sides[1].size() + sides[1].get_local_rank()
@@ -77,6 +76,10 @@ class Training:
             schedule: Any = CsvSchedule
             self.schedule = schedule(parts, n_microbatches=self.plan["num_micro_batches"], loss_fn=loss)
             self.schedule._load_csv(str(folder / "schedule.csv"))
+        # A script seeds all processes alike to build one model. Those that split the same layers must go on so.
+        seed = torch.tensor(torch.initial_seed() % 2**62 + 1 + dist.get_rank(), device=self.device)
+        dist.broadcast(seed, group=mesh["tensor"].get_group(), group_src=0)
+        torch.manual_seed(int(seed))
 
     def _check(self, model: nn.Module) -> None:
         known = dict(model.named_modules())
@@ -157,12 +160,10 @@ class Training:
 
     def _run(self, inputs: Sequence[Tensor], labels: Tensor) -> list[Tensor]:
         """The losses of the micro-batches, on the last stage."""
-        losses: list[Tensor] = []
-        number = self.plan["num_micro_batches"]
+        losses, number = list[Tensor](), self.plan["num_micro_batches"]
         if self.schedule is not None:
-            given = dict(zip(self.names, inputs, strict=False))
             target = {"target": labels, "losses": losses} if self.is_last else {}
-            self.schedule.step(**given, **target, return_outputs=False)
+            self.schedule.step(**dict(zip(self.names, inputs, strict=False)), **target, return_outputs=False)
             return losses
         (stage,) = self.stages
         pieces = zip(*(some.chunk(number) for some in (*inputs, labels)), strict=True)
@@ -399,9 +400,8 @@ def check_alike(model: nn.Module) -> None:
     Raises:
         ValueError: on every process, names the first parameter that differs.
     """
-    named = dict(model.named_parameters())
-    sums = {n: float("nan") if p.is_meta else float(p.detach().double().sum()) for n, p in named.items()}
-    mine = {name: f"{tuple(named[name].shape)}, sum {sums[name]!r}" for name in named}
+    sums = {n: float("nan") if p.is_meta else float(p.detach().double().sum()) for n, p in model.named_parameters()}
+    mine = {name: f"{tuple(p.shape)}, sum {sums[name]!r}" for name, p in model.named_parameters()}
     every: list[dict[str, str]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(every, mine)
     for rank, other in enumerate(every):

@@ -57,6 +57,16 @@ def test_what_does_not_fit_the_plan_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_processes_that_split_layers_draw_alike_and_others_do_not(tmp_path: Path) -> None:
+    """Dropout of what two ranks hold whole must be the same, and that of other samples and layers must not."""
+    cases = {"replicas": {"data": 2, "zero": 0}, "weights": {"tensor": 2}, "stages": {"pipeline": 2}}
+    for name, degrees in cases.items():
+        save_plan(tmp_path / "plans" / name, **degrees)
+    one, two = returned(loader_ranks.numbers, 2, tmp_path, tmp_path / "plans")
+    assert {name: one[name] == two[name] for name in cases} == {"replicas": False, "weights": True, "stages": False}
+
+
+@pytest.mark.slow
 def test_losses_are_those_of_one_process(tmp_path: Path) -> None:
     training = {"global_batch": loader_ranks.BATCH, "target": "pytorch", "precision": "fp32"}
     problem = Problem.build(zoo.build(loader_ranks.MODEL), parse_cluster("2xcpu"), training)
