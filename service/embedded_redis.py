@@ -24,6 +24,7 @@ from pathlib import Path
 import redis
 
 from automap.errors import UserError
+from ir import lifetime
 from service import processes, temporary
 
 START_TIMEOUT_S = 60.0
@@ -140,14 +141,15 @@ class EmbeddedRedis:
             "daemonize": "no",
         }
         self._process = subprocess.Popen(
-            [binary, *(word for name, value in options.items() for word in (f"--{name}", value))],
+            # SIGTERM lets it close its file; a process group of its own keeps Ctrl-C in the terminal from it.
+            lifetime.command(
+                signal.SIGTERM, [binary, *(word for name, value in options.items() for word in (f"--{name}", value))]
+            ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             # The server keeps the lock open: a new service waits until the old server has really gone.
             pass_fds=(self._lock,),
-            # SIGTERM lets it close its file; a process group of its own keeps Ctrl-C in the terminal from it.
-            preexec_fn=processes.dying_with_parent(signal.SIGTERM),  # noqa: PLW1509
             process_group=0,
         )
         deadline = time.monotonic() + START_TIMEOUT_S

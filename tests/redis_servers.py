@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import redis
 
-from service import processes
+from ir import lifetime
 
 # Not the one in a virtual environment, this or another, which the embedded Redis brings along and which knows no TLS.
 _FOLDERS = [folder for folder in os.get_exec_path() if not Path(folder, os.pardir, "pyvenv.cfg").exists()]
@@ -80,10 +80,9 @@ class RedisServer:
         """Starts it and waits until it takes connections."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                self._words,
+                lifetime.command(signal.SIGKILL, self._words),
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                preexec_fn=processes.dying_with_parent(signal.SIGKILL),  # noqa: PLW1509
             )
         ends = time.monotonic() + START_S
         while True:

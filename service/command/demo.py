@@ -25,6 +25,7 @@ import jsonschema
 
 from automap.errors import ModelError, UserError
 from automap.plan import Plan, check_model
+from ir import lifetime
 from service import processes
 from service.client import AutomapClient
 from service.command.estimation import own_problem
@@ -160,11 +161,10 @@ def _exporting(folder: Path) -> Iterator[Callable[[], bytes]]:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "model.onnx"
     child = subprocess.Popen(
-        _command("export-onnx", f"{source}:gpt2_xl", "-o", str(path), "--name", "gpt2-xl"),
+        _command(signal.SIGKILL, "export-onnx", f"{source}:gpt2_xl", "-o", str(path), "--name", "gpt2-xl"),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        preexec_fn=processes.dying_with_parent(signal.SIGKILL),  # noqa: PLW1509
     )
 
     def load() -> bytes:
@@ -191,12 +191,11 @@ def started_service(log: Path) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="automap-demo-") as data, log.open("wb") as errors:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("AUTOMAP_")}
         child = subprocess.Popen(
-            _command("serve", "--port", "0", "--json"),
+            _command(signal.SIGTERM, "serve", "--port", "0", "--json"),
             env={**environment, "AUTOMAP_DATA_DIR": data, "AUTOMAP_LOG_LEVEL": "INFO"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
-            preexec_fn=processes.dying_with_parent(signal.SIGTERM),  # noqa: PLW1509
             process_group=0,  # Ctrl-C reaches the demonstration, which then ends the service in order
         )
         try:
@@ -211,5 +210,6 @@ def started_service(log: Path) -> Iterator[str]:
                 child.stdout.close()
 
 
-def _command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "service.command", *words]
+def _command(sig: signal.Signals, *words: str) -> list[str]:
+    """The command line of a command of AutoMAP that gets `sig` when this process ends."""
+    return lifetime.command(sig, [sys.executable, "-m", "service.command", *words])

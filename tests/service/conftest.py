@@ -28,7 +28,7 @@ from agents.searcher import Progress, SearchResult
 from automap.plan import DeviceMemory, Estimate, Plan, Schedule, Stage, model_ref
 from automap.problem import Problem
 from automap.search_record import SearchRecord
-from service import processes
+from ir import lifetime
 from service.client import AutomapClient
 from service.embedded_redis import EmbeddedRedis
 from service.http.api import close, create_app
@@ -219,12 +219,12 @@ class Service:
 
     def __init__(self, data_dir: Path, *words: str, **environment: str) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
+        serve = [sys.executable, "-m", "service.command", "serve", "--port", "0", "--json"]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "service.command", "serve", "--port", "0", "--json", *words],
+            lifetime.command(signal.SIGTERM, [*serve, *words]),
             env={**os.environ, "AUTOMAP_DATA_DIR": str(data_dir), "AUTOMAP_LOG_LEVEL": "INFO"} | environment,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            preexec_fn=processes.dying_with_parent(signal.SIGTERM),  # noqa: PLW1509
         )
         assert self.process.stdout is not None
         late = threading.Timer(DEADLINE_S, self.process.kill)

@@ -18,6 +18,7 @@ import pytest
 import redis
 
 from automap.hints import MAX_CONSTRAINTS
+from ir import lifetime
 from service import processes
 from service.command.main import main
 from service.embedded_redis import EmbeddedRedis
@@ -89,10 +90,9 @@ def test_a_bare_worker_waits_for_a_redis_that_is_away_and_comes_back(tmp_path: P
         os.kill(server.pid, signal.SIGKILL)
         until(lambda: not server.is_alive())
         worker = subprocess.Popen(
-            [sys.executable, "-m", "service.command", "worker"],
+            lifetime.command(signal.SIGKILL, [sys.executable, "-m", "service.command", "worker"]),
             env={**os.environ, "AUTOMAP_REDIS_URL": server.url, "AUTOMAP_LOG_LEVEL": "WARNING"},
             stderr=subprocess.PIPE,
-            preexec_fn=processes.dying_with_parent(signal.SIGKILL),  # noqa: PLW1509
         )
         try:
             assert worker.stderr is not None
