@@ -157,29 +157,45 @@ def bind(host: str, port: int) -> socket.socket:
 
 @contextlib.contextmanager
 def _supervised(redis_url: str, num_workers: int, embedded: EmbeddedRedis | None) -> Iterator[None]:
-    """Keeps `num_workers` workers, and the private Redis, alive until the end of the block."""
-    workers = [_start_worker(redis_url) for _ in range(num_workers)]
+    """Keeps `num_workers` workers, and the private Redis, alive until the end of the block.
+
+    What cannot be started is told in the log and tried again, whatever the error is.
+    """
+    workers: list[subprocess.Popen[bytes] | None] = [None] * num_workers
     ending = threading.Event()
 
+    def look() -> bool:
+        """Starts what does not run; returns whether something had died."""
+        is_lost = False
+        if embedded is not None and not embedded.is_alive():
+            LOG.error("the private redis-server died; starting it again")
+            is_lost = True
+            with _told("the private redis-server"):
+                embedded.start()
+        for index, worker in enumerate(workers):
+            if worker is not None and worker.poll() is None:
+                continue
+            if worker is not None:
+                LOG.error("worker %d died (%d); starting another", worker.pid, worker.returncode)
+                is_lost = True
+            with _told("a worker"):
+                workers[index] = _start_worker(redis_url)
+        return is_lost or None in workers
+
     def watch() -> None:
-        pause_s = _LOOK_S
-        while not ending.wait(pause_s):
-            pause_s = max(_LOOK_S, pause_s / 2)
-            if embedded is not None and not embedded.is_alive():
-                LOG.error("the private redis-server died; starting it again")
-                with contextlib.suppress(UserError, OSError):
-                    embedded.start()
-            for index, worker in enumerate(workers):
-                if worker.poll() is not None:
-                    LOG.error("worker %d died (%d); starting another", worker.pid, worker.returncode)
-                    with contextlib.suppress(OSError):  # as where the system has no memory or process to give
-                        workers[index] = _start_worker(redis_url)
-                    pause_s = min(4 * pause_s, _MAX_PAUSE_S)  # one that dies at once is not started in a circle
-        # Here, not in the main thread: the kernel ends a worker when the thread that started it ends.
-        for worker in workers:
-            worker.terminate()
-        for worker in workers:
-            processes.stop(worker)
+        pause_s = 0.0
+        try:
+            while not ending.wait(pause_s):
+                pause_s = max(_LOOK_S, pause_s / 2)
+                if look():
+                    pause_s = min(4 * pause_s, _MAX_PAUSE_S)  # what dies at once is not started in a circle
+        finally:
+            # Here, not in the main thread: the kernel ends a worker when the thread that started it ends.
+            started = [worker for worker in workers if worker is not None]
+            for worker in started:
+                worker.terminate()
+            for worker in started:
+                processes.stop(worker)
 
     watcher = threading.Thread(target=watch, name="supervisor", daemon=True)
     watcher.start()
@@ -188,6 +204,16 @@ def _supervised(redis_url: str, num_workers: int, embedded: EmbeddedRedis | None
     finally:
         ending.set()
         watcher.join()
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Logs the failure of a start, so that the supervisor goes on: nobody else would try again, or end the workers."""
+    try:
+        yield
+    except Exception as fault:
+        is_expected = isinstance(fault, UserError | OSError)  # as where the system has no memory or process to give
+        LOG.error("%s could not be started, the next attempt follows: %s", what, fault, exc_info=not is_expected)
 
 
 def _start_worker(redis_url: str) -> subprocess.Popen[bytes]:
