@@ -1,7 +1,7 @@
-"""Span costs: what any run of consecutive units costs on one stage of a pipeline, for planners that divide a model.
+"""Span costs: the time and memory of consecutive units of a model (a span) on one stage, for planners that divide it.
 
-The costs of units are those of the price, with given signatures; each unit follows the unit before it in the model. The
-effects of schedule, hosts and overlap are left to the exact price. Units: seconds, bytes.
+The signatures of all units are given, and the units are priced as in `automap.price`. The effects of the schedule, of
+hosts and of overlap are left to the exact price. Units: seconds, bytes.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from automap.price.stage_layout import StageLayout
 from automap.space.space import PlanSpace
 
 AT_ONCE = 8
-"""How many numbers of micro-batches in flight are looked at together."""
+"""Numbers of micro-batches in flight for which `SpanCosts.fastest` computes its tables in one pass."""
 
 
 class SpanCosts:
     """Costs of all spans of units on one stage.
 
-    A span is given by two indices: [units + 1, units + 1] from the first index to before the second; infinite where
-    there is none.
+    A table over spans is [units + 1, units + 1], written "span -> …" below. Its entry [i, j] is about the units i to
+    j - 1. It is infinite where j <= i, because such a span is empty. "Modes" are those of `RECOMPUTE_MODES`.
 
     Attributes:
-        forward_s, backward_s: [modes, units] seconds of a micro-batch, with what is recomputed in the backward pass and
-            with the collectives that nothing hides.
-        crossing_bytes: [units + 1] bytes that a rank sends where a stage begins before each unit.
-        saved_bytes: [modes, units] bytes kept from the forward to the backward pass of a micro-batch.
+        forward_s, backward_s: [modes, units] seconds of a micro-batch. The backward pass contains the recomputation,
+            and both contain the collectives that no computation hides.
+        crossing_bytes: [units + 1] bytes that a rank sends if a stage begins with this unit.
+        saved_bytes: [modes, units] bytes of the activations that a micro-batch saves for its backward pass.
         needed_bytes: [modes, units] bytes that the passes of a unit need besides state and saved activations.
-        reduce_s: span -> seconds of the reduction of gradients, and of ZeRO's gathers after it, that nothing hides.
-        unit_reduce_s: [units] the same of each unit by itself.
-        capacity: bytes that units may use on a device: without what the framework holds, and what nothing uses.
+        reduce_s: span -> seconds of gradient reductions and of ZeRO's gathers after them that no computation hides.
+        unit_reduce_s: [units] the same for a stage of one unit.
+        capacity: bytes of a device that units may use. The framework and the allocator take the rest of its memory.
     """
 
     def __init__(self, space: PlanSpace, units: UnitsInOrder, layout: StageLayout, samples: float, zero: int) -> None:
@@ -75,14 +75,15 @@ class SpanCosts:
         self.unit_reduce_s: Floats = self._reduced(gradients.T, changed.T, self.backward_s[0])
 
     def _reduced(self, gradients: Floats, changed: Floats, backward_s: Floats) -> Floats:
-        """Seconds of reductions of gradients, and of ZeRO's gathers after the optimizer, that a step waits for, as in
-        the price (`automap.price.kernels.step`): what no trainer hides, and what the backward pass of the last
-        micro-batch is too short for.
+        """[...] seconds for which a step waits for gradient reductions, and for ZeRO's gathers after the optimizer.
+
+        As in the price (`automap.price.kernels.step`), a trainer hides a share of the reductions under the backward
+        pass of the last micro-batch. The step waits for the rest, and for what is longer than this pass.
 
         Args:
-            gradients: [axes, ...] bytes that are reduced over each axis; infinite where there is nothing.
+            gradients: [axes, ...] bytes that are reduced over each axis; infinite for empty spans.
             changed: [axes, ...] bytes of parameters that are gathered over each axis.
-            backward_s: [...] of the backward pass of a micro-batch.
+            backward_s: [...] seconds of the backward pass of a micro-batch.
         """
         zero, last = int(self._settings.zero_stage), len(self.layout.axes) - 1
         sync, spread = np.zeros_like(backward_s), np.zeros_like(backward_s)
@@ -102,23 +103,27 @@ class SpanCosts:
         return found
 
     def beside_s(self, num_micro_batches: int, before: float, behind: float) -> Floats:
-        """Span -> seconds of a micro-batch beside its passes: its share of `reduce_s`, and for how long the stage is
-        held by what crosses on either side, both ways at once and as far as nothing hides it.
+        """Span -> seconds that a micro-batch takes besides its passes.
+
+        These are its share of `reduce_s`, and the transfers to and from both neighbouring stages. A transfer sends
+        activations and gradients at the same time, and counts as far as no computation hides it.
 
         Args:
             num_micro_batches: micro-batches of a step.
-            before, behind: seconds of a byte that is sent to the stages beside; 0 = none is held.
+            before, behind: seconds to send a byte to the stage before and to the stage after this one; 0 = this
+                transfer does not hold the stage.
         """
         key = num_micro_batches, before, behind
         if key not in self._beside:
             received, sent = (self._exchange_s(rate) for rate in (before, behind))
-            # Behind the last unit nothing is sent.
+            # The last stage sends nothing onward.
             sent[-1] = 0.0
             self._beside[key] = self.reduce_s / num_micro_batches + (received[:, None] + sent)
         return self._beside[key]
 
     def _exchange_s(self, seconds_a_byte: float) -> Floats:
-        """[units + 1] seconds of an exchange before each unit; 0 where nothing crosses."""
+        """[units + 1] seconds of the transfer between two stages if the second one begins with this unit; 0 where no
+        tensor crosses."""
         settings, crossing = self._settings, self.crossing_bytes
         shown = float(settings.send_s) + (1.0 - float(settings.send_overlap)) * crossing * seconds_a_byte
         found: Floats = np.where((crossing > 0.0) & (seconds_a_byte > 0.0), shown, 0.0)
@@ -141,8 +146,10 @@ class SpanCosts:
 
     @functools.cached_property
     def beyond_bytes(self) -> Floats:
-        """[modes, units + 1, units + 1] bytes in the fullest moment of a backward pass, over all that a micro-batch
-        saves: the passes of a unit need some, and what the units after it have saved is free by then."""
+        """[modes, units + 1, units + 1] peak bytes of a backward pass, less all that a micro-batch saves in the span.
+
+        While the pass of a unit runs, it needs `needed_bytes`, and what later units had saved is already free.
+        """
         before = _before(self.saved_bytes)
         most = _most(before[:, 1:] + self.needed_bytes)
         return np.where(np.isfinite(most), most - before[:, None, :], 0.0)
@@ -154,8 +161,11 @@ class SpanCosts:
 
     @functools.cached_property
     def _legal(self) -> Mask:
-        """[modes, units + 1, units + 1] whether all units of a span may have a recompute mode: where no mode obeys all
-        constraints on recomputation, those that ask for it count, and where none obeys these, all modes may be."""
+        """[modes, units + 1, units + 1] whether all units of a span may have a recompute mode.
+
+        If no mode obeys all of the user's constraints on recomputation, only those that ask for recomputation count.
+        If no mode obeys these either, all modes are legal.
+        """
         modes, constrained = self.space.modes[:, None, None], self.space.constrained
         found: Mask = np.broadcast_to(modes, self.pass_s.shape)
         for obeys in (constrained.again, constrained.again & constrained.kept) if constrained.recomputes else ():
@@ -164,15 +174,20 @@ class SpanCosts:
         return found
 
     def fastest(self, alive: int, *, partly: bool = False) -> tuple[Floats, Ints]:
-        """Of each span the seconds of both passes with the fastest recomputation that fits, and its number.
+        """Finds the fastest recomputation of each span with which it fits into memory.
 
         Args:
             alive: micro-batches in flight.
-            partly: whether the first units of a span may have a heavier recompute mode than the others, those that keep
-                less then, so that no more recomputes than it takes to fit; otherwise all have the same mode.
+            partly: whether the first units of a span may have a heavier recompute mode than the others, so that only as
+                many units recompute as memory requires. Units that save no less under the heavier mode keep the lighter
+                one. Otherwise all units of a span have the same mode.
+
+        Returns:
+            Span -> seconds of both passes, infinite where nothing fits; and span -> the number of the recomputation,
+            which `recomputed` reads.
         """
         if self._has_room(alive):
-            return self.pass_s[0], self._nothing_again
+            return self.pass_s[0], self._no_recomputation
         block, at = divmod(alive - 1, AT_ONCE)
         if (block, partly) not in self._fastest:
             counts = AT_ONCE * block + np.arange(1, AT_ONCE + 1)
@@ -191,7 +206,7 @@ class SpanCosts:
         return best[at], numbers[at]
 
     def _has_room(self, alive: int) -> bool:
-        """Whether the whole model fits without recomputation, which then is the fastest for all spans."""
+        """Whether the whole model fits without recomputation: then every span does, and nothing is faster."""
         state, kept, beyond = self._of_whole
         return self._need_not_recompute and state + alive * kept + beyond <= self.capacity
 
@@ -201,17 +216,28 @@ class SpanCosts:
 
     @functools.cached_property
     def _of_whole(self) -> tuple[float, float, float]:
-        """Bytes of the whole model without recomputation: state, what each micro-batch keeps, and the most beyond."""
+        """Bytes of the whole model without recomputation: its state, the saved activations of a micro-batch, and
+        `beyond_bytes`."""
         state, kept = float(self.unit_state_bytes.sum()), float(self.saved_bytes[0].sum())
         return state, kept, float(self.beyond_bytes[0, 0, -1])
 
     @functools.cached_property
-    def _nothing_again(self) -> Ints:
+    def _no_recomputation(self) -> Ints:
+        """Span -> the number of no recomputation."""
         return np.zeros_like(self.pass_s[0], dtype=np.int64)
 
     def _mixed(self, light: int, heavy: int, alive: Ints) -> tuple[Floats, Ints]:
-        """Of each number of micro-batches and each span the seconds with as few units of the heavier of two recompute
-        modes as fit, and their number."""
+        """Uses the heavier of two recompute modes in as few units of each span as memory requires.
+
+        Args:
+            light: number of the lighter mode.
+            heavy: number of the heavier mode.
+            alive: [n] micro-batches in flight.
+
+        Returns:
+            [n, units + 1, units + 1] seconds of both passes, infinite where the span does not fit; and how many units,
+            the first ones, have the heavier mode.
+        """
         frees, passes = self._frees(light, heavy), self.forward_s + self.backward_s
         freed = _before(np.where(frees, self.saved_bytes[light] - self.saved_bytes[heavy], 0.0))
         saved = _before(self.saved_bytes[light])
@@ -233,16 +259,23 @@ class SpanCosts:
         return seconds, counts
 
     def _number(self, light: int | Ints, heavy: int | Ints, count: Ints) -> Ints:
+        """The number of a recomputation: two modes, and how many units, the first ones, have the heavier mode."""
         found: Ints = (light * len(RECOMPUTE_MODES) + heavy) * (self.space.num_units + 1) + count
         return found
 
     def _frees(self, light: int, heavy: int) -> Mask:
-        """[units] whether a unit keeps less under the heavier of two recompute modes."""
+        """[units] whether a unit saves less under the heavier of two recompute modes."""
         found: Mask = self.saved_bytes[heavy] < self.saved_bytes[light]
         return found
 
     def recomputed(self, number: int, first: int, last: int) -> str | tuple[str, ...]:
-        """The recompute mode of all units of a span, or of each of them, by the number that `fastest` gives."""
+        """The recompute mode of all units of a span, or of each of them.
+
+        Args:
+            number: number of the recomputation, as `fastest` returns it.
+            first: first unit of the span.
+            last: one past its last unit.
+        """
         modes, count = divmod(number, self.space.num_units + 1)
         light, heavy = divmod(modes, len(RECOMPUTE_MODES))
         frees = self._frees(light, heavy)[first:last] & (np.arange(last - first) < count)
@@ -254,12 +287,13 @@ class SpanCosts:
 
 
 def _before(of_units: Floats) -> Floats:
-    """[..., units + 1] sums over the units before each."""
+    """[..., units + 1] sums over all units before this one, of [..., units] numbers."""
     return np.concatenate([np.zeros((*of_units.shape[:-1], 1)), np.cumsum(of_units, axis=-1)], axis=-1)
 
 
 def _most(of_units: Floats) -> Floats:
-    """The most of the units from one to before another, [..., units + 1, units + 1]; -infinite where there is none."""
+    """[..., units + 1, units + 1] the largest of the numbers of the units of each span, of [..., units] numbers; minus
+    infinity for empty spans."""
     size = of_units.shape[-1] + 1
     found = np.full((*of_units.shape[:-1], size, size), -np.inf)
     begins, units = np.ogrid[:size, : size - 1]
@@ -269,7 +303,8 @@ def _most(of_units: Floats) -> Floats:
 
 
 def spans(of_units: Floats) -> Floats:
-    """Sums over the units from one to before another, […, units + 1, units + 1]; infinite where there is none."""
+    """[..., units + 1, units + 1] sums over the units of each span, of [..., units] numbers; infinite for empty
+    spans."""
     sums = _before(of_units)
     found: Floats = sums[..., None, :] - sums[..., :, None]
     empty: Mask = np.tril(np.ones(found.shape[-2:], dtype=np.bool_))
@@ -277,8 +312,13 @@ def spans(of_units: Floats) -> Floats:
 
 
 def _ring_s(link: Record, kind: int, on_wire_s: Floats) -> Floats:
-    """Seconds of many collectives of one kind (`automap.price.kernels.collectives`), given those at the rate of the
-    link; infinite ones do not take place."""
+    """Seconds of many collectives of one kind, as `automap.price.kernels.collectives` computes them.
+
+    Args:
+        link: the link that they use.
+        kind: their kind, such as `ALL_REDUCE`.
+        on_wire_s: their bytes over the rate of the link; zero and infinity mean that there is no collective.
+    """
     takes_place = np.isfinite(on_wire_s) & (on_wire_s > 0.0)
     x = np.where(takes_place, on_wire_s, 0.0)
     found: Floats = link["latency_s"][kind] + x + link["ramp"][kind] * np.sqrt(x * RAMP_UNIT_S)

@@ -1,4 +1,7 @@
-"""How few units of a span run again where it must just fit; compiled. Units: seconds, bytes."""
+"""The smallest number of units of a span that must recompute more so that the span fits; compiled.
+
+A span is consecutive units of a model. Units: seconds, bytes.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from automap.price.kernels.array_types import Floats, Floats2, tuple_type
 class ModePair(NamedTuple):
     """What units cost under a lighter recompute mode, and what a heavier one changes.
 
-    Spans are given by two indices: from the first index to before the second.
+    "Span" stands for [units + 1, units + 1]: entry [i, j] is about the units i to j - 1.
     """
 
     light_s: Floats2
@@ -22,25 +25,26 @@ class ModePair(NamedTuple):
     state: Floats2
     """Span -> bytes of parameters, gradients and optimizer state."""
     kept: Floats2
-    """Span -> bytes that a micro-batch keeps under the lighter mode."""
+    """Span -> bytes that a micro-batch saves under the lighter mode."""
     heads: Floats2
-    """Span -> most bytes under the heavier mode of what all units of the model before one of the span and it save,
-    and of what its passes need besides."""
+    """Span -> under the heavier mode, the largest over its units u of the bytes that all units of the model up to u
+    save, plus those that the passes of u need besides."""
     tails: Floats2
-    """Span -> bytes in the fullest moment of a backward pass under the lighter mode, over all that the span saves."""
+    """Span -> peak bytes of a backward pass under the lighter mode, less all that the span saves."""
     saved: Floats
-    """[units + 1] bytes that all units before each save under the lighter mode."""
+    """[units + 1] bytes that all units before this one save under the lighter mode."""
     freed: Floats
-    """[units + 1] bytes that these save less under the heavier mode."""
+    """[units + 1] by how many bytes these units save less under the heavier mode."""
     more_s: Floats
-    """[units + 1] seconds that these take longer."""
+    """[units + 1] by how many seconds these units take longer under the heavier mode."""
     capacity: float
     """Bytes that units may use on a device."""
 
 
 @borrowing(float64(tuple_type(ModePair), int64, int64, int64, int64), inner=True)
 def _used(pair, alive, first, until, last):
-    """Bytes of a device with some micro-batches in flight, whose units before `until` have the heavier mode."""
+    """Bytes of a device that has the units from `first` to before `last`, those before `until` in the heavier mode,
+    with `alive` micro-batches in flight."""
     kept = pair.kept[first, last] - (pair.freed[until] - pair.freed[first])
     beyond = max(pair.heads[first, until] + pair.freed[until] - pair.saved[last], pair.tails[until, last])
     return pair.state[first, last] + alive * kept + beyond
@@ -48,20 +52,21 @@ def _used(pair, alive, first, until, last):
 
 @borrowing(void(tuple_type(ModePair), int64[::1], float64[:, :, ::1], int64[:, :, ::1]))
 def fewest_again(pair, alive, seconds, counts):
-    """Of each span the seconds with as few units of the heavier mode as fit, the first ones, and their number.
+    """Gives the heavier mode to as few of the first units of each span as it takes to fit into memory.
 
     Args:
-        pair: the modes.
+        pair: the two modes.
         alive: [n] micro-batches in flight.
-        seconds: [n, units + 1, units + 1] infinite where the span does not fit; written.
-        counts: [n, units + 1, units + 1] written.
+        seconds: [n, units + 1, units + 1] seconds of both passes, infinite where the span does not fit; written.
+        counts: [n, units + 1, units + 1] number of units in the heavier mode; written.
     """
     seconds[:] = np.inf
     counts[:] = 0
     size = pair.saved.shape[0]
     for first in range(size):
         for last in range(first + 1, size):
-            # No more is needed at once than where all units have one of the modes, so that these units are enough.
+            # The peak of a mixed span is at most the larger of the peaks under either mode alone. With this upper bound
+            # the first loop finds enough units; the second one removes those that the exact peak does not require.
             most = max(pair.heads[first, last] + pair.freed[last] - pair.saved[last], pair.tails[first, last])
             for i in range(alive.shape[0]):
                 over = pair.state[first, last] + most - pair.capacity
