@@ -1,6 +1,8 @@
-"""Which units a pipeline rank may be given and at what cost, and the best cut of all units into ranks; compiled.
+"""The cost of each span of units on a pipeline rank, and the best cut of all units into one span a rank; compiled.
 
-Units: seconds, bytes.
+A span is consecutive units of a model. The first units of a span may have a heavier recompute mode than the others;
+modes and the number of these units are its level of recomputation (`automap.space.recomputation`). Units: seconds,
+bytes.
 """
 
 from __future__ import annotations
@@ -18,31 +20,32 @@ SECONDS, STATE, SAVED = range(3)
 
 
 class SpanCosts(NamedTuple):
-    """What units that follow each other cost on the devices of one rank."""
+    """What consecutive units cost on the devices of one rank."""
 
     before: Floats3
-    """[3, modes, units + 1] of the units before each one under each recompute mode: seconds of a micro-batch; bytes of
-    parameters, gradients and moments; bytes that a micro-batch leaves for its backward pass."""
+    """[3, modes, units + 1] sums over all units before this one, under each recompute mode: seconds of a micro-batch;
+    bytes of parameters, gradients and moments; bytes that a micro-batch saves for its backward pass."""
     levels: Ints2
-    """[levels, 3] of each level of recomputation the modes of the last and of the first units, and its steps."""
+    """[levels, 3] for each level of recomputation: the mode of the last units, that of the first units, and how many
+    steps these are. A step is the share 1 / `steps` of the units of a span."""
     steps: int
-    """Number of steps that are all units of a span."""
+    """Number of steps in a whole span."""
     fullest: Floats3
-    """[modes, powers of 2, units] of as many units from each one on, under each recompute mode: most bytes of what all
-    units of the model before one of them and it save, and of what its passes need besides."""
+    """[modes, powers, units] entry [m, p, i]: under mode m, the largest over the 2^p units u from i on of the bytes
+    that all units of the model up to u save, plus those that the passes of u need besides."""
 
 
 class RankLimits(NamedTuple):
-    """What tells a rank from others on devices of the same kind."""
+    """How ranks on devices of the same kind differ."""
 
     in_flight: float
-    """Micro-batches whose activations are alive at its peak."""
+    """Micro-batches in flight at the peak of its memory."""
     capacity: float
-    """Bytes of memory of its device, without the buffers that are always there and what the allocator leaves unused."""
+    """Bytes of its device that units may use: without the framework's buffers and what the allocator leaves unused."""
     receives: Floats
-    """[units + 1] seconds in which it receives and sends back for a micro-batch, if it begins with this unit."""
+    """[units + 1] seconds a micro-batch of its exchange with the rank before it, if it begins with this unit."""
     sends: Floats
-    """[units + 1] the same after it, if it ends before this unit."""
+    """[units + 1] seconds a micro-batch of its exchange with the rank after it, if it ends before this unit."""
     first_begin: int
     """First unit with which it may begin."""
     last_begin: int
@@ -55,13 +58,17 @@ class RankLimits(NamedTuple):
 
 @borrowing(float64(float64[:, ::1], int64, int64, int64, int64, int64), inner=True)
 def _between(before, light, heavy, begin, turn, end):
-    """A cost of the units from `begin`, those before `turn` in the heavier mode, to before `end`."""
+    """A cost of the units `begin` to `end` - 1, of which those before `turn` have the heavier mode.
+
+    Args:
+        before: [modes, units + 1] the cost of all units before this one, one row of `SpanCosts.before`.
+    """
     return before[heavy, turn] - before[heavy, begin] + before[light, end] - before[light, turn]
 
 
 @borrowing(float64(float64[:, ::1], int64, int64), inner=True)
 def _fullest_between(fullest, begin, end):
-    """The most of a range of units, which two overlapping powers of 2 cover."""
+    """The largest value among the units `begin` to `end` - 1 (sparse table: two overlapping powers of 2 cover them)."""
     if end <= begin:
         return -np.inf
     power = 0
@@ -72,16 +79,16 @@ def _fullest_between(fullest, begin, end):
 
 @borrowing(void(tuple_type(SpanCosts), tuple_type(RankLimits), boolean, float64[:, ::1], int64[:, ::1]))
 def least_costs(spans, rank, by_memory, costs, levels):
-    """The best level of recomputation of a rank for all units that it may be given.
+    """Finds the best level of recomputation of a rank for every span of units that it may have.
 
     Args:
         spans: what units cost on its devices.
-        rank: what tells it from other ranks.
-        by_memory: whether the level that needs least memory is asked for; otherwise the fastest one that fits.
-        costs: [units + 1, units + 1] of the units from the first index to before the second: memory of that level over
-            that of the device, or its seconds; infinite where no level fits or the rank may not have these units.
-            Written.
-        levels: [units + 1, units + 1] the level, as a row of `spans.levels`. Written where the cost is finite.
+        rank: its limits.
+        by_memory: whether the best level is the one that needs least memory; otherwise it is the fastest that fits.
+        costs: [units + 1, units + 1] entry [i, j]: cost of the units i to j - 1 at the best level, written. With
+            `by_memory` it is the memory as a share of `rank.capacity`, else seconds a micro-batch. It is infinite where
+            no level fits or the rank may not have these units.
+        levels: [units + 1, units + 1] the best level, a row of `spans.levels`; written where the cost is finite.
     """
     before = spans.before
     costs[:] = np.inf
@@ -110,17 +117,16 @@ def least_costs(spans, rank, by_memory, costs, levels):
 
 @kernel(boolean(float64[:, :, ::1], float64, int64[::1]))
 def least_partition(seconds, slack, ends):
-    """Cuts units into one span for each rank.
+    """Cuts units into one span for each rank, so that the slowest rank is fast and then the sum of all ranks is least.
 
-    With T(r, u) the least time of the slowest of r ranks that have the first u units, and t(r, v, u) the time of rank r
-    with the units from v to before u: T(r, u) = min over v of max(T(r - 1, v), t(r, v, u)) (PipeDream, arXiv
-    1806.03377, section 3.1). Of the cuts whose slowest rank is within `slack` of the least time, the one is taken whose
-    ranks take least together.
+    Let t(r, v, u) be the time of rank r with the units v to u - 1. The least possible time T(r, u) of the slowest of r
+    ranks that share the first u units is T(r, u) = min over v of max(T(r - 1, v), t(r, v, u)) (PipeDream, arXiv
+    1806.03377, section 3.1). Among the cuts whose slowest rank takes at most `slack` times the least possible time, a
+    second dynamic program finds the one with the least sum over all ranks.
 
     Args:
-        seconds: [ranks, units + 1, units + 1] time of the units from the first index to before the second; infinite
-            where they do not fit or may not be.
-        slack: allowed time of the slowest rank, over the least possible one.
+        seconds: [ranks, units + 1, units + 1] t(r, v, u); infinite where these units do not fit or are not allowed.
+        slack: allowed time of the slowest rank, as a multiple of the least possible one.
         ends: [ranks] ends of the units of each rank; written.
 
     Returns:

@@ -13,14 +13,14 @@ from automap.jit import borrowing
 
 @borrowing(void(float64[:, ::1], float64[::1], float64[::1], int64[::1]))
 def least_of_most(seconds, after, best, ends):
-    """Of each first unit of a stage the end with which the slower of the stage and of what is after it is fastest.
+    """Finds the best end of a stage for each first unit: best[i] = min over j of max(seconds[i, j], after[j]).
 
     Args:
-        seconds: [units + 1, units + 1] of a stage with the units from the first index to before the second; infinite
-            where there is none.
-        after: [units + 1] of what is after a stage that ends before each unit.
+        seconds: [units + 1, units + 1] entry [i, j]: seconds of a stage with the units i to j - 1; infinite where there
+            is no such stage.
+        after: [units + 1] entry [j]: seconds of the slowest of the stages after one that ends before unit j.
         best: [units + 1] seconds with the best end; written.
-        ends: [units + 1] the first of the best ends, 0 where all are infinite; written.
+        ends: [units + 1] the best end, the first one of several; 0 where all are infinite; written.
     """
     for first in range(after.shape[0]):
         least, end = np.inf, 0
@@ -33,7 +33,8 @@ def least_of_most(seconds, after, best, ends):
 
 @borrowing(void(float64[:, ::1], float64, float64[::1], float64[::1], int64[::1]))
 def least_sum(seconds, limit, after, best, ends):
-    """`least_of_most` of the sum of a stage that takes no longer than a limit and of what is after it."""
+    """Like `least_of_most` with sums: best[i] = min over j of seconds[i, j] + after[j], where seconds[i, j] <=
+    limit."""
     for first in range(after.shape[0]):
         least, end = np.inf, 0
         for last in range(first + 1, after.shape[0]):
