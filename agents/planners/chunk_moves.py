@@ -1,10 +1,10 @@
-"""Units moved between the chunks of a pipeline, as long as that makes the step shorter.
+"""Chunk moves: a local search that moves units between the chunks of a pipeline as long as the step gets shorter.
 
-A move gives one unit more to one chunk and one unit less to another, and so moves all ends between the two. The costs
-of the units are computed once, for each kind of stage and recompute mode. For each cut that is tried, the schedule is
-then run and the memory added up as for the exact price, in some microseconds. So moves also lead from cuts that do not
-fit to cuts that do, and they shorten whatever the step waits for: long chunks, or the gradients of an embedding. Units:
-seconds, bytes.
+A cut of a pipeline is given by the ends of its chunks. A move makes one chunk longer and another one shorter by a unit,
+and shifts all ends between the two. The costs of the units are computed once, for each kind of stage and recompute
+mode. For each cut, the schedule is then simulated and the memory is added up as in the exact price, within
+microseconds. So a move is judged by all that a step waits for, such as long chunks or the gradients of an embedding,
+and also by memory: moves can lead from a cut that does not fit to one that does. Units: seconds, bytes.
 """
 
 from __future__ import annotations
@@ -28,43 +28,47 @@ from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan
 from automap.space.space import PlanSpace, Values
 
 FARTHEST, MOVES = 16, 5_000
-"""Least number of chunks from one that becomes longer to the one that becomes shorter, at most, and number of moves up
-to which it may be larger (assumed): of up to 51 chunks all pairs are tried, of hundreds they are too many. T5-11B has
-an embedding before its encoder and one before its decoder, and units move from the chunk of one to that of the other:
-with 48 chunks on 512 H100 they are 23 chunks apart."""
+"""The two chunks of a move are at most `FARTHEST` chunks apart, or farther as long as a cut has at most about `MOVES`
+moves (assumed). So all pairs are tried with up to 51 chunks; with hundreds there are too many. T5-11B has an embedding
+before its encoder and one before its decoder, and units move from the chunk of one to that of the other: with 48 chunks
+on 512 H100 these are 23 chunks apart."""
 SHARPNESS = (32.0, np.inf)
-"""Exponents of the norm over ranks that is minimised in place of the step time, one after another (assumed). The time
-of the slowest rank alone does not say which of two cuts is more even; with the last exponent the norm is the step
-time."""
+"""Exponents p of the norm (sum over ranks of t^p)^(1/p) that is minimised, one after another, t being the seconds until
+a rank is done (assumed). The last one is the step time itself. It depends on the slowest rank alone; so a finite
+exponent comes first, which also tells which of two cuts is more even."""
 MOST_MOVES = 32
-"""Largest number of moves under each of these exponents."""
+"""Largest number of rounds of moves under each of these exponents."""
 PAIRED = 12
-"""Number of best moves, of which two at a time are combined where no single move gains. On 120 plans of T5-3B, GPT-2
-XL and BERT-large, cuts then end 0.1 % slower than the best that any of twelve variants found; 0.4 % without."""
+"""Number of best moves that are combined in pairs where no single move gains. On 120 plans of T5-3B, GPT-2 XL and
+BERT-large, cuts then end 0.1 % slower than the best that any of twelve variants found; 0.4 % without."""
 TOGETHER = 12
-"""Largest number of moves, the best ones of unlike chunks, that are made at once where the best of them gains alone
+"""Largest number of moves that are made at once where the best of them gains alone: the best ones, each of other chunks
 (assumed)."""
 LIKELY = 0.125
-"""Share of all moves, the best ones, that are tried again as long as one of them gains (assumed). With both, 66 plans
-of nine problems of `benchmarks/network_gap.py` took 56 % of the time, and ended from 1.1 % faster to 0.1 % slower."""
+"""Share of all moves, the best ones, that the next rounds try first; all others are tried again when none of these
+gains (assumed). With this and `TOGETHER`, 66 plans of nine problems of `benchmarks/network_gap.py` took 56 % of the
+time, and ended from 1.1 % faster to 0.1 % slower."""
 ALL_CUTS = 20_000
 """Number of cuts of a pipeline up to which all of them are tried: 2 to 13 microseconds each."""
 FEW = 4
-"""Micro-batches for each chunk after which a schedule is taken to repeat itself (assumed)."""
+"""Micro-batches for each chunk after which a schedule is assumed to repeat itself."""
 SAFE = 1e-4
-"""Share of a device's memory that is kept free: with plans that add up sums late, memory differs from the exact one by
-less (assumed)."""
+"""Share of a device's memory that is kept free, for the error of the memory that is found here. The error is smaller
+with plans in which partial sums are added up late (assumed)."""
 GAIN = 1e-9
-"""Share by which a move shortens the step at least: less is rounding."""
+"""Least share by which a move must shorten the step: smaller differences are rounding errors."""
 
 
 @functools.cache
 def moves_of(count: int, farthest: int) -> Ints:
-    """[n, ends] how far each end of a chunk moves, for all moves that make one chunk longer and another shorter by 1.
+    """All moves that make one chunk longer and another one shorter by a unit.
 
     Args:
-        count: number of the ends.
+        count: number of ends, which is one less than that of chunks.
         farthest: largest distance between the two chunks, in chunks.
+
+    Returns:
+        [n, ends] by how many units each end moves: -1, 0 or 1.
     """
     spans = [(a, b) for a in range(count) for b in range(a + 1, min(count, a + farthest) + 1)]
     moves = [[sign * (a <= at < b) for at in range(count)] for a, b in spans for sign in (1, -1)]
@@ -72,22 +76,22 @@ def moves_of(count: int, farthest: int) -> Ints:
 
 
 def farthest(count: int) -> int:
-    """Chunks from one that becomes longer to the one that becomes shorter, at most, where `count` chunks have ends."""
+    """Largest distance, in chunks, between the two chunks of a move, where `count` ends can move."""
     return max(FARTHEST, MOVES // (2 * count))
 
 
 @functools.cache
 def _shortened(count: int) -> Ints:
-    """[n] the chunk that gets shorter in each of the moves of `shifts`."""
+    """[n] number of the chunk that gets shorter in each move of `shifts`, where `count` ends can move."""
     found: Ints = np.diff(moves_of(count, farthest(count)), axis=1, prepend=0, append=0).argmin(axis=1)
     return found
 
 
-def rises(ends: Ints, last: int) -> Mask:
-    """[n] whether no chunk is empty.
+def none_is_empty(ends: Ints, last: int) -> Mask:
+    """[n] whether every chunk of a cut has at least one unit.
 
     Args:
-        ends: [n, ends] end of each chunk but the last one.
+        ends: [n, ends] ends of all chunks but the last.
         last: end of the last chunk.
     """
     lasts = np.all(ends[:, -1:] < last, axis=1)
@@ -95,30 +99,27 @@ def rises(ends: Ints, last: int) -> Mask:
 
 
 def shifts(ends: Ints, units: int) -> Ints:
-    """[n, chunks - 1] ends of chunks in which one chunk has a unit more and another one a unit less.
-
-    All ends between the two move by one unit. No chunk is empty; the two are at most `farthest` apart.
+    """[n, chunks - 1] the cuts that one move leads to, in which no chunk is empty.
 
     Args:
-        ends: [chunks - 1] ends of the units of all chunks but the last.
-        units: of the model.
+        ends: [chunks - 1] ends of all chunks but the last.
+        units: number of units of the model.
     """
     moves = moves_of(len(ends), farthest(len(ends)))
-    # The chunk that gets shorter must have two units.
+    # The chunk that gets shorter must have at least two units.
     counts = np.diff(ends, prepend=0, append=units)
     legal: Ints = ends + moves[counts[_shortened(len(ends))] > 1]
     return legal
 
 
 def moved(space: PlanSpace, values: Values, *, also_evenly: bool = False) -> Values:
-    """A plan of which units have moved from chunk to chunk, until no move makes it fit better or faster.
-
-    Signatures and levels of recomputation stay. Plans of one stage stay as they are.
+    """Moves units from chunk to chunk of a plan until no move lowers its overflow of memory or its step time.
 
     Args:
-        space: the space.
-        values: the plan.
-        also_evenly: whether the search also starts from equally many units in each chunk; the better plan is taken.
+        space: the plan space.
+        values: values of the plan. Its signatures and levels of recomputation stay. A plan of one stage is returned as
+            it is.
+        also_evenly: whether a second search starts from equally many units in each chunk; the better plan is returned.
     """
     count = space.shape(values).num_chunks
     if space.shape(values).pp == 1:
@@ -133,14 +134,14 @@ def moved(space: PlanSpace, values: Values, *, also_evenly: bool = False) -> Val
 
 
 def best_cuts(space: PlanSpace, values: Values, most: int) -> list[Values]:
-    """The plans with other cuts that take least time, the best first, those that fit before the others.
+    """The fastest plans that differ from a plan in their cuts alone: the best first, those that fit before the others.
 
-    Of short pipelines all cuts are tried, of longer ones those in which two units move.
+    All cuts are tried where there are at most `ALL_CUTS`, otherwise pairs of the best single moves.
 
     Args:
-        space: the space.
-        values: the plan; its signatures and levels of recomputation stay.
-        most: number of plans.
+        space: the plan space.
+        values: values of the plan.
+        most: largest number of plans.
     """
     count = space.shape(values).num_chunks - 1
     ends, units = np.array(space.cuts(values, count)), space.num_units
@@ -156,14 +157,22 @@ def best_cuts(space: PlanSpace, values: Values, most: int) -> list[Values]:
 
 
 def _descend(steps: _Steps, ends: Ints, units: int) -> tuple[tuple[float, float], Ints]:
-    """Moves units as long as that gains. Returns the overflow of memory and the step time in seconds of the best cut,
-    and its ends."""
+    """Moves units as long as that gains, under one norm of `SHARPNESS` after the other.
+
+    Args:
+        steps: simulates the step with other cuts.
+        ends: [chunks - 1] ends of all chunks but the last.
+        units: number of units of the model.
+
+    Returns:
+        The overflow of memory and the step time in seconds of the best cut, and its ends.
+    """
     best, found = _Ranked.of(steps, ends[None], np.inf).exact, ends
     for sharpness in SHARPNESS:
         worth, likely = _Ranked.of(steps, ends[None], sharpness).worth, ends[None] - ends
         for _ in range(MOST_MOVES):
             changed = ends + likely
-            tried = np.vstack([ends, changed[rises(changed, units)]])
+            tried = np.vstack([ends, changed[none_is_empty(changed, units)]])
             ranked = _Ranked.of(steps, tried, sharpness)
             if not ranked.gains(worth):
                 tried = np.vstack([ends, shifts(ends, units)])
@@ -183,27 +192,28 @@ def _descend(steps: _Steps, ends: Ints, units: int) -> tuple[tuple[float, float]
 
 
 def _pairs(ends: Ints, changed: Ints, units: int) -> Ints:
-    """[n, chunks - 1] ends of chunks as they are, then with two changes made at once, also one of them twice.
+    """[n, chunks - 1] a cut as it is, then with every two changes at once; the two may be the same change.
 
     Args:
-        ends: [chunks - 1] ends of the units of all chunks but the last.
+        ends: [chunks - 1] ends of all chunks but the last.
         changed: [changes, chunks - 1] these ends with each change alone.
-        units: of the model.
+        units: number of units of the model.
     """
     first, second = np.triu_indices(len(changed))
     both = changed[first] + changed[second] - ends
-    legal: Ints = np.vstack([ends, both[rises(both, units)]])
+    legal: Ints = np.vstack([ends, both[none_is_empty(both, units)]])
     return legal
 
 
 def _together(ends: Ints, changed: Ints, units: int) -> Ints:
-    """[n, chunks - 1] ends of chunks with the first change, the first two, and so on, without those that change a chunk
-    of one before them.
+    """[n, chunks - 1] a cut with the first change, with the first two at once, and so on.
+
+    A change is skipped if it alters the length of a chunk that an earlier one alters.
 
     Args:
-        ends: [chunks - 1] ends of the units of all chunks but the last.
+        ends: [chunks - 1] ends of all chunks but the last.
         changed: [changes, chunks - 1] these ends with each change alone.
-        units: of the model.
+        units: number of units of the model.
     """
     touched, found, total = set[int](), [], ends
     for one in changed:
@@ -213,25 +223,31 @@ def _together(ends: Ints, changed: Ints, units: int) -> Ints:
             total = total + one - ends
             found.append(total)
     together = np.array(found[:TOGETHER])
-    legal: Ints = np.vstack([changed[:1], together[rises(together, units)]])
+    legal: Ints = np.vstack([changed[:1], together[none_is_empty(together, units)]])
     return legal
 
 
 class _Ranked(NamedTuple):
-    """Cuts in the order of how good they are."""
+    """Some cuts, sorted by their overflow of memory and then by the norm of the seconds of their ranks."""
 
     order: Ints
-    """Numbers of the cuts, the best first."""
+    """[cuts] numbers of the cuts, the best first."""
     best: Ints
-    """[chunks - 1] ends of the best one."""
+    """[chunks - 1] ends of the best cut."""
     worth: tuple[float, float]
-    """Its overflow of memory and its norm of seconds."""
+    """Overflow of memory of the best cut, and its norm in seconds."""
     exact: tuple[float, float]
-    """Its overflow of memory and the seconds of its step."""
+    """Overflow of memory of the best cut, and its step time in seconds."""
 
     @staticmethod
     def of(steps: _Steps, ends: Ints, sharpness: float) -> _Ranked:
-        """Ranks cuts, [cuts, chunks - 1] of which there is one at least."""
+        """Sorts cuts.
+
+        Args:
+            steps: simulates the step with other cuts.
+            ends: [cuts, chunks - 1] ends of all chunks but the last, of at least one cut.
+            sharpness: exponent of the norm, see `SHARPNESS`.
+        """
         seconds, overflow = steps.ranks(ends)
         norm = _norm(seconds, sharpness)
         order = np.lexsort((norm, overflow))
@@ -239,12 +255,12 @@ class _Ranked(NamedTuple):
         return _Ranked(order, ends[first], (over, float(norm[first])), (over, float(seconds[first].max())))
 
     def gains(self, worth: tuple[float, float]) -> bool:
-        """Whether the best cut is better than one of this worth."""
+        """Whether the best cut is better than a cut of this worth."""
         return self.worth < (worth[0], worth[1] * (1.0 - GAIN))
 
 
 def _norm(seconds: Floats, sharpness: float) -> Floats:
-    """[n] the norm over ranks of seconds, [n, ranks]."""
+    """[n] norms of [n, ranks] seconds over the ranks, with the exponent `sharpness`."""
     slowest: Floats = seconds.max(axis=1)
     if np.isinf(sharpness):
         return slowest
@@ -254,7 +270,7 @@ def _norm(seconds: Floats, sharpness: float) -> Floats:
 
 
 class _Steps:
-    """The steps of a plan with other cuts."""
+    """Simulates the step of a plan with other cuts."""
 
     def __init__(self, space: PlanSpace, values: Values) -> None:
         self._space, shape = space, space.shape(values)
@@ -264,12 +280,14 @@ class _Steps:
         self._views = [self._view(lowered) for lowered in space.lowered(values).views]
 
     def ranks(self, ends: Ints) -> tuple[Floats, Floats]:
-        """[cuts, ranks] seconds until each rank is done, and [cuts] overflow of memory of all ranks together.
-
-        Where stages have devices of several kinds, each rank has one entry for each of these kinds.
+        """Times the ranks with each of some cuts, and adds up by how much they overflow memory.
 
         Args:
-            ends: [cuts, chunks - 1] ends of the units of all chunks but the last.
+            ends: [cuts, chunks - 1] ends of all chunks but the last.
+
+        Returns:
+            [cuts, ranks] seconds until each rank is done; and [cuts] the sum of the overflows of all ranks, each a
+            share of a device's memory. A rank with devices of several kinds counts once for each kind.
         """
         found = []
         for lowered, units, pipeline in self._views:
@@ -289,6 +307,8 @@ class _Steps:
         return both[:, :, 0], np.maximum(both[:, :, 1] + SAFE, 0.0).sum(axis=1)
 
     def _view(self, lowered: LoweredPlan) -> tuple[LoweredPlan, UnitsOfRanks, Pipeline]:
+        """A lowered plan with the costs of all units on each of its ranks, and its pipeline with a part for each
+        unit."""
         evaluator, num_units = self._space.evaluator, self._space.num_units
         in_order = UnitsInOrder(evaluator, [segment for chunk in lowered.chunks for segment in chunk])
         known: dict[tuple[int, float], int] = {}
@@ -303,17 +323,17 @@ class _Steps:
             rows.append(known[key] * numbers.size + numbers)
         parts = np.zeros(num_units, dtype=PART_DTYPE)
         parts["times"] = 1
-        # Which ranks hold a tied parameter is taken to stay as it is.
+        # Approximation: with other cuts, the same ranks hold a tied parameter.
         pipeline = pipeline_of(lowered, parts, evaluator.tied.rows(lowered))
         about = UnitsOfRanks(np.concatenate(costs), np.array(rows), self._levels, self._space.levels.steps)
         return lowered, about, pipeline
 
 
 def _run_counts(pipeline: Pipeline) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Numbers of micro-batches for which a schedule is run, and the weights with which these add up to its own number.
+    """The numbers of micro-batches for which a schedule is simulated, and the weights of the step times found.
 
-    Behind its first micro-batches a schedule repeats itself, so of many micro-batches the step is the straight line
-    through two shorter ones.
+    After its first micro-batches a schedule repeats itself, and its time grows linearly. So with many micro-batches the
+    time is extrapolated from two shorter schedules; with few the schedule itself is simulated, with weight 1.
     """
     all_of_them = pipeline.order.num_micro_batches
     few = FEW * pipeline.num_chunks
@@ -327,11 +347,11 @@ def with_cuts(space: PlanSpace, values: Values, ends: Sequence[int], levels: Int
     """A plan with other cuts.
 
     Args:
-        space: the space.
-        values: the plan.
-        ends: ends of the units of all chunks but the last.
-        levels: [ranks, units + 1, units + 1] level of recomputation of each rank that has the units from the first
-            index to before the second; None = the levels stay.
+        space: the plan space.
+        values: values of the plan.
+        ends: [chunks - 1] ends of all chunks but the last.
+        levels: [ranks, units + 1, units + 1] entry [r, i, j]: level of recomputation of rank r with the units i to
+            j - 1; None = the levels stay.
     """
     found = list(values)
     shape = space.shape(values)

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from agents.incumbent import Incumbent
-from agents.planners.chunk_moves import moves_of, rises
+from agents.planners.chunk_moves import moves_of, none_is_empty
 from agents.planners.stage_table import FEW_DEVICES
 from agents.planners.staged_plan import StagedPlan, fastest_staged, lower_staged
 
@@ -52,13 +52,13 @@ def moved(incumbent: Incumbent, plan: StagedPlan) -> StagedPlan:
         longer = longer[(longer != 0).any(axis=1)]
         ends = np.array([stage.end for stage in plan.stages[:-1]]) + moves
         counts = np.cumsum([len(stage.devices) for stage in plan.stages])
-        has_units = rises(ends, space.num_units) & (longer < 0).any(axis=1)
+        has_units = none_is_empty(ends, space.num_units) & (longer < 0).any(axis=1)
         others = [_with_ends(plan, to) for to in ends[has_units].tolist()]
         for step in steps:
             places = counts[:-1] + step * moves
-            has_devices = rises(places, int(counts[-1])) & (longer > 0).any(axis=1)
+            has_devices = none_is_empty(places, int(counts[-1])) & (longer > 0).any(axis=1)
             others += [_with_counts(plan, to) for to in places[has_devices].tolist()]
-            both = rises(ends, space.num_units) & rises(places, int(counts[-1]))
+            both = none_is_empty(ends, space.num_units) & none_is_empty(places, int(counts[-1]))
             pairs = zip(ends[both].tolist(), places[both].tolist(), strict=True)
             others += [_with_counts(_with_ends(plan, to), at) for to, at in pairs]
         others = [other for other in others if _is_possible(other, samples)]

@@ -17,7 +17,7 @@ from agents.planners.chunk_moves import (
     _together,
     best_cuts,
     moved,
-    rises,
+    none_is_empty,
     shifts,
     with_cuts,
 )
@@ -83,7 +83,7 @@ def test_moves_of_unlike_chunks_are_made_at_once():
         ends = np.sort(rng.permutation(np.arange(1, units))[:11])
         changed = rng.permutation(shifts(ends, units))
         found = _together(ends, changed, units)
-        assert rises(found, units).all() and found[0].tolist() == changed[0].tolist()
+        assert none_is_empty(found, units).all() and found[0].tolist() == changed[0].tolist()
         of_chunks = np.diff(found - ends, axis=1, prepend=0, append=0)
         # Each has the moves of the one before it and one more, which takes a unit from one chunk for another.
         assert (np.abs(of_chunks) <= 1).all() and (of_chunks.sum(axis=1) == 0).all()

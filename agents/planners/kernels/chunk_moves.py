@@ -1,4 +1,4 @@
-"""The step of a pipeline with each of many cuts, from costs of units that are known; compiled.
+"""Simulates the step of a pipeline with each of many cuts, given the costs of all units on all ranks; compiled.
 
 Units: seconds, shares of memory.
 """
@@ -22,12 +22,13 @@ class UnitsOfRanks(NamedTuple):
     costs: Annotated[Rows, UNIT_COST[::1]]
     """[rows] unit costs."""
     rows: Ints3
-    """[ranks, modes, units] row of the cost of each unit on each rank under each recompute mode, full recomputation
-    last."""
+    """[ranks, modes, units] the row in `costs` of each unit on each rank under each recompute mode; full recomputation
+    is the last mode."""
     levels: Ints2
-    """[ranks, 3] of the level of each rank the modes of the last and of the first units of a chunk, and its steps."""
+    """[ranks, 3] the level of recomputation of each rank: the mode of the last units of a chunk, that of its first
+    units, and how many steps these are. A step is the share 1 / `steps` of the units of a chunk."""
     steps: int
-    """Number of steps that are all units of a chunk."""
+    """Number of steps in a whole chunk."""
 
 
 @borrowing(
@@ -43,14 +44,18 @@ class UnitsOfRanks(NamedTuple):
     )
 )
 def steps_with_cuts(units, pipeline, stages, settings, workspace, result, ends, out):
-    """Times the step and finds the memory of each rank with each of some cuts.
+    """Finds the time and the memory of each rank with each of some cuts.
 
     Args:
         units: what units cost on each rank.
-        pipeline: what runs where: a part for each unit, whose chunk, cost and recomputation are written.
-        result: [ranks] written.
-        ends: [cuts, chunks - 1] ends of the units of all chunks but the last.
-        out: [cuts, ranks, 2] seconds until each rank is done, and its overflow of memory, written.
+        pipeline: the pipeline, with one part for each unit; the chunk, the cost and the recomputation of each part are
+            written.
+        stages: arrays of the stages.
+        settings: the settings of the price under the plan's ZeRO stage.
+        workspace: memory for the simulation; written.
+        result: [ranks] memory for the costs of each rank; written.
+        ends: [cuts, chunks - 1] ends of all chunks but the last.
+        out: [cuts, ranks, 2] seconds until each rank is done, and its overflow of memory; written.
     """
     num_ranks, num_chunks = pipeline.num_ranks, pipeline.num_chunks
     full, num_units = units.rows.shape[1] - 1, units.rows.shape[2]
