@@ -1,9 +1,11 @@
-"""Descents: from a skeleton to the best plan that it leads to.
+"""Descents: local searches that start from a skeleton and alternate between its signatures and its other decisions.
 
-A skeleton is solved, and the plan found says what its decisions before the signatures should have been: where to cut,
-what to recompute, the ZeRO stage, the order of micro-batches. These are tried in whole batches of exact prices, and
-what is best is solved again. Signatures and recomputation both make a plan fit, and which of them costs less is known
-only where both are tried: a plan that does not fit recomputes more, one that recomputes is also solved without.
+A skeleton is all decisions of a plan but the signatures. A descent finds the best signatures of a skeleton (a solve).
+With these signatures it tries other decisions: where to cut, what to recompute, the ZeRO stage, the order of
+micro-batches. All tries are priced exactly, many in one call. The best of them gives the next skeleton to solve.
+
+A plan can be made to fit by recomputation or by other signatures. Which of them costs less time is known only when both
+are tried. So a plan that does not fit is tried with more recomputation, and one that recomputes is also solved without.
 """
 
 from __future__ import annotations
@@ -29,22 +31,31 @@ from automap.arrays import Ints
 from automap.space.space import Values
 
 DESCENTS = 2
-"""Number of times that a waiting skeleton is solved and its pipeline cut anew; then only while the step becomes much
-shorter, see `MUCH_BETTER`. A GPT on 256 devices of which no template fits ends three times slower without."""
+"""Number of rounds of a descent, in each of which a skeleton is solved and its pipeline cut again. Further rounds
+follow only while the step becomes much shorter, see `MUCH_BETTER`: without them, a GPT on 256 devices of which no
+template fits ends three times slower."""
 
 
 def descend(search: SkeletonSearch, values: Values) -> Values:
-    """The best plan that a skeleton leads to.
+    """Descends from the skeleton of a plan.
 
-    Solves the skeleton of a plan, and again at what is found where that `leads_on`. Then cuts the pipeline of what is
-    found anew and recomputes no more than it takes to fit, also of faster plans that do not fit, and under all ZeRO
-    stages where nothing fits; where that gains and is near the best plan so far, or still does not fit, the same is
-    done with the new skeleton, and again while it gains much. In the end less recomputation, other orders of
-    micro-batches and other numbers of virtual stages are tried, and units move between chunks.
+    In each round, it
+
+    1. solves the skeleton, and once more at the plan that is found if this promises a further gain (`leads_on`);
+    2. cuts the pipelines of the plans found again, with no more recomputation than they need to fit. Plans that are
+       faster but do not fit are among them, and other ZeRO stages if no plan fits.
+
+    The best plan of the second step gives the skeleton of the next round, if it is better than that of the first step,
+    and is near the best plan of the search or does not fit yet. After `DESCENTS` rounds it must be much better. In the
+    end, other numbers of micro-batches and of virtual stages, less recomputation and other schedules are tried, and
+    units move between chunks.
 
     Args:
-        search: the skeletons that are solved.
-        values: a plan with the skeleton.
+        search: solves skeletons and prices plans.
+        values: values of the plan.
+
+    Returns:
+        Values of the best plan that the descent has found.
     """
     first = search.space.first.signature
     search.begun.add(values)
@@ -52,13 +63,13 @@ def descend(search: SkeletonSearch, values: Values) -> Values:
     if search.incumbent.left == 0:
         return values  # A solve prices at least one more.
     for number in itertools.count(1):
-        beyond = search.solve(values, rounds=1)
+        too_large = search.solve(values, rounds=1)
         worth, solved = search.best[values[:first]]
         if not search.finished and leads_on(worth, before, search.incumbent.best_s):
             search.grant(1)
-            beyond = search.solve(solved, rounds=1)
+            too_large = search.solve(solved, rounds=1)
             worth, solved = search.best[values[:first]]
-        begins = [solved, *(with_other_zero(search.space, solved) if worth[0] else ()), *beyond]
+        begins = [solved, *(with_other_zero(search.space, solved) if worth[0] else ()), *too_large]
         plans = [plan for plan in _cut_and_fitted(search, begins) if plan != solved]
         found = search.price(_rows(search, plans))
         best = min(found, default=worth)
@@ -77,10 +88,10 @@ def descend(search: SkeletonSearch, values: Values) -> Values:
 
 
 def _cut_and_fitted(search: SkeletonSearch, begins: Sequence[Values]) -> list[Values]:
-    """Plans, also with their pipelines cut anew, and that recompute what it takes to fit, until time is over.
+    """Some plans, the same plans with other cuts, and all of these with as little recomputation as they need to fit.
 
     Args:
-        search: the skeletons that are solved.
+        search: says when its budget has ended; the plans that follow are then left out.
         begins: the plans; all keep their signatures.
     """
     found: list[Values] = []
@@ -93,12 +104,14 @@ def _cut_and_fitted(search: SkeletonSearch, begins: Sequence[Values]) -> list[Va
 
 
 def _lightened(search: SkeletonSearch, values: Values) -> Values:
-    """A plan that fits; where it would be faster with less recomputation or another ZeRO stage, also solved with these:
-    other signatures may make that fit. Near the best plan of all it is also solved without recomputation and with the
-    highest ZeRO stage.
+    """Tries less recomputation and other ZeRO stages than those of a plan that fits.
+
+    A variant that would be faster but overflows memory a little is solved: other signatures may make it fit. If the
+    plan is near the best one of the search, its skeleton is also solved without recomputation and with the highest ZeRO
+    stage.
 
     Returns:
-        The best of these plans.
+        The best plan among these and the given one.
     """
     first, space = search.space.first, search.space
     (is_over, step_s), _ = search.best[values[: first.signature]]
@@ -112,7 +125,8 @@ def _lightened(search: SkeletonSearch, values: Values) -> Values:
     for plan, (seconds, overflow) in zip(plans, space.price(_rows(search, plans)).tolist(), strict=True):
         if seconds < min(step_s, search.incumbent.best_s) and overflow <= NEARLY_FITS:
             _solve_lighter(search, plan, rounds=1)
-    # What ZeRO costs depends on signatures that have less to gather: the first solve finds them, the second gains.
+    # Two rounds: under ZeRO other signatures are good, those with less to gather. The first solve starts from the
+    # sensitivities of the old signatures, the second one from those of the new ones.
     sharded = [plan for plan in with_other_zero(space, lightest) if plan[first.zero] > values[first.zero]][-1:]
     if lightest != values and search.is_near(values):
         for plan in sharded:
@@ -131,11 +145,11 @@ def _solve_lighter(search: SkeletonSearch, plan: Values, *, rounds: int) -> None
 
 
 def _with_micro_batches(search: SkeletonSearch, values: Values) -> Values:
-    """A plan; where it is not far from the best plan of all, the best of its numbers of micro-batches and ZeRO stages,
-    as long as half or twice as many gain.
+    """Tries other numbers of micro-batches and ZeRO stages, as long as that makes a plan faster.
 
-    The signatures found with one number of micro-batches often suit others better than what a solve finds there, since
-    that one begins at the sensitivities of a worse plan.
+    The signatures stay: those that were found with one number of micro-batches are often better for another number than
+    those that a solve would find there, because such a solve begins at the sensitivities of a worse plan. Nothing is
+    tried where the plan is much slower than the best plan of the search.
     """
     (is_over, step_s), _ = search.best[values[: search.space.first.signature]]
     while not (search.finished or is_over or step_s > NEAR_ENOUGH * search.incumbent.best_s):
@@ -146,10 +160,10 @@ def _with_micro_batches(search: SkeletonSearch, values: Values) -> Values:
 
 
 def _with_other_schedule(search: SkeletonSearch, values: Values) -> Values:
-    """A plan; where it is near the best plan of all, the best of its orders of micro-batches.
+    """Tries the other schedules, if the plan is near the best one of the search.
 
-    Orders that keep more micro-batches alive wait less. Of an order that is faster but does not fit, there is the plan
-    that recomputes as much as it takes.
+    Schedules with more micro-batches in flight have smaller bubbles and need more memory. A plan that is faster with
+    another schedule but does not fit is tried with as much recomputation as it needs.
     """
     if search.finished or not search.is_near(values):
         return values
@@ -157,7 +171,7 @@ def _with_other_schedule(search: SkeletonSearch, values: Values) -> Values:
 
 
 def _fastest_of(search: SkeletonSearch, values: Values, others: list[Values]) -> Values:
-    """The fastest of a plan that fits and of others, which recompute as much as it takes."""
+    """The fastest of a plan that fits and some others; those that do not fit recompute as much as they need."""
     space = search.space
     (_, step_s), _ = search.best[values[: space.first.signature]]
     prices = space.price(_rows(search, others))
@@ -169,16 +183,16 @@ def _fastest_of(search: SkeletonSearch, values: Values, others: list[Values]) ->
 
 
 def _with_virtual_stages(search: SkeletonSearch, values: Values) -> Values:
-    """A plan; where it may be the best plan of all with other numbers of virtual stages, the best of these, solved.
+    """Tries other numbers of virtual stages, and solves the skeleton of the best plan with them.
 
-    Templates have no virtual stages. More of them shorten what ranks wait at both ends of a step, which is pp - 1 of
-    (micro-batches x virtual stages + pp - 1) parts of it where ranks are equally fast. A plan that would be slower than
-    the best one without any waiting is left as it is.
+    Templates have no virtual stages. With more of them the bubble is smaller: where ranks are equally fast, it is the
+    share (pp - 1) / (micro-batches * virtual stages + pp - 1) of the step. Nothing is tried where the plan would be
+    slower than the best one of the search even without any bubble.
     """
     space, skeleton = search.space, values[: search.space.first.signature]
     (is_over, step_s), _ = search.best[skeleton]
     shape = space.shape(values)
-    # Chunks that all ranks work on, beside those that the last rank waits for.
+    # A step without its bubble takes the share chunks / (chunks + pp - 1) of its time.
     chunks = shape.virtual * shape.num_micro_batches
     may_win = not is_over and step_s * chunks < search.incumbent.best_s * (chunks + shape.pp - 1)
     if search.finished or not may_win or shape in search.interleaved:
@@ -188,8 +202,8 @@ def _with_virtual_stages(search: SkeletonSearch, values: Values) -> Values:
     prices = search.prices(_rows(search, plans))
     if not len(prices) or search.finished:
         return values
-    # Of each number of micro-batches the most promising plan, and the next one that overflows less: before they are cut
-    # anew, little tells which of them is the fastest that fits.
+    # For each number of micro-batches: the most promising plan, and, if that overflows memory, the next one that
+    # overflows less. Which of them is the fastest that fits is known only after they have been cut again.
     begins: dict[int, list[int]] = {}
     for at in by_promise(prices).tolist():
         some = begins.setdefault(space.shape(plans[at]).num_micro_batches, [])
@@ -207,7 +221,11 @@ def _with_virtual_stages(search: SkeletonSearch, values: Values) -> Values:
 
 
 def _with_moved_units(search: SkeletonSearch, values: Values) -> Values:
-    """A plan; where it is the best of all, units move between its chunks, and the new skeleton is solved too."""
+    """Moves units between the chunks of a plan, and solves the new skeleton, if the plan is the best one of the search.
+
+    Returns:
+        Values of the better plan.
+    """
     if search.finished or values != search.incumbent.best or search.space.shape(values).pp == 1:
         return values
     after = moved(search.space, values)
