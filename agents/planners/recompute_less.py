@@ -1,7 +1,7 @@
-"""Plans that recompute no more than it takes to fit: the lightest level of recomputation of each pipeline rank.
+"""Gives each pipeline rank of a plan as little recomputation as it needs to fit into memory.
 
-The memory of a rank does not depend on what other ranks recompute, and less recomputation is never slower. So the best
-levels of a plan whose other decisions are given are found rank by rank, with as many prices as a bisection takes.
+The memory of a rank does not depend on what other ranks recompute, and less recomputation is never slower. So for given
+other decisions the best level of each rank is found by bisection, for all ranks at the same time.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ MADE_TO_FIT = 16
 
 
 def recompute_less(space: PlanSpace, values: Values) -> list[Values]:
-    """The plan with the lightest level on each rank that fits, and the one with the lightest level for all ranks.
+    """Finds the lightest recomputation with which a plan fits. All other decisions stay.
 
-    There are none where no level for all ranks makes the plan fit. The signatures are kept.
+    Returns:
+        The plan whose ranks each have the lightest level that fits, and the plan whose ranks all have the same level,
+        the lightest that fits; one plan where both are the same. The list is empty where the plan fits with no common
+        level.
     """
     begin, pp = space.first.recompute, space.shape(values).pp
     allowed = space.legal_on_ranks(values)
@@ -37,7 +40,7 @@ def recompute_less(space: PlanSpace, values: Values) -> list[Values]:
     base = uniform[fits[0]]
     if pp == 1 or space.limits.one_mode or fits[0] == 0:
         return [tuple(base.tolist())]
-    # On each rank the lightest level that fits is at most `high`, and no level that is lighter than `low` fits.
+    # Bisection: the lightest level of a rank that fits is between `low` and `high`, as indices into its `lighter`.
     lighter = [np.flatnonzero(mine[: base[begin] + 1]) for mine in allowed]
     low, high = np.zeros(pp, dtype=np.int64), np.array([len(mine) - 1 for mine in lighter])
     while (low < high).any():
@@ -53,11 +56,11 @@ def recompute_less(space: PlanSpace, values: Values) -> list[Values]:
 
 
 def made_to_fit(space: PlanSpace, plans: Ints, steps_s: Floats) -> Ints:
-    """[m, slots] the fastest of plans that do not fit, with as little recomputation as it takes.
+    """[m, slots] the `MADE_TO_FIT` fastest of some plans, with as little recomputation as they need to fit.
 
     Args:
         space: the plan space.
-        plans: [n, slots] the plans.
+        plans: [n, slots] the plans, which need not fit.
         steps_s: [n] their step times in seconds.
     """
     fastest = plans[steps_s.argsort(kind="stable")[:MADE_TO_FIT]].tolist()
@@ -66,7 +69,7 @@ def made_to_fit(space: PlanSpace, plans: Ints, steps_s: Floats) -> Ints:
 
 
 def _with_levels(space: PlanSpace, values: Values, levels: Sequence[Sequence[int]]) -> Ints:
-    """[n, slots] a plan with other levels on its ranks."""
+    """[n, slots] a plan with other levels of recomputation: n lists of one level for each pipeline rank."""
     found = np.repeat(np.array([values], dtype=np.int64), len(levels), axis=0)
     begin = space.first.recompute
     found[:, begin : begin + len(levels[0])] = levels
@@ -74,12 +77,13 @@ def _with_levels(space: PlanSpace, values: Values, levels: Sequence[Sequence[int
 
 
 def _fits(space: PlanSpace, plans: Ints) -> Mask:
+    """[n] whether plans, [n, slots], fit into memory."""
     fits: Mask = space.price(plans)[:, 1] <= 0.0
     return fits
 
 
 def lightened_templates(incumbent: Incumbent, grid: Grid) -> Grid:
-    """Templates that do not fit as they are, with as little recomputation as it takes.
+    """Templates that do not fit without recomputation, with as little recomputation as they need to fit.
 
     Args:
         incumbent: takes the plans, credited to `expert`.
@@ -96,8 +100,8 @@ def lightened_templates(incumbent: Incumbent, grid: Grid) -> Grid:
 
 
 def _promising(space: PlanSpace, grid: Grid, best_s: float) -> Ints:
-    """Rows of templates without recomputation that do not fit and that might be the best plan if they did, best
-    first."""
+    """Rows of the templates that do not fit without recomputation and that would be faster than `best_s` if they did;
+    those with the shortest estimated step time first (`promises`)."""
     found = promises(space, grid)
     seconds, overflow = grid.prices[found.light].T
     may = (overflow > 0.0) & (seconds < best_s) & (found.light != found.heavy)

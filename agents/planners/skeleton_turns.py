@@ -1,4 +1,7 @@
-"""The order in which skeletons are solved, and a searcher that only solves skeletons."""
+"""The order in which skeletons are solved, and a searcher that only solves skeletons.
+
+A skeleton is all decisions of a plan but its signatures (`agents.planners.skeletons`).
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,18 @@ from agents.searcher import SearchResult, SearchTask
 from automap.space.space import Values
 
 TURNS = 3
-"""One in this number of turns works out the best skeleton; the others solve a skeleton that is waiting."""
+"""In one of so many turns the best skeleton so far is improved further; in the others the next skeleton of the list is
+solved for the first time."""
 
 
 def search_skeletons(task: SearchTask, name: str, propose: Propose) -> SearchResult:
-    """The best plan of a planner alone: skeletons of the plans given, then those of all templates; see `Searcher`."""
+    """Searches with one planner alone: the skeletons of the plans to start from, then those of all templates.
+
+    Args:
+        task: what to search, see `agents.searcher.Searcher`.
+        name: name of the planner, to which the plans are credited.
+        propose: the planner.
+    """
     incumbent = Incumbent.begin(task, name)
     given = incumbent.price_start(task)
     grid = price_grid(incumbent)
@@ -39,9 +49,9 @@ def run_skeletons(search: SkeletonSearch, start: Sequence[Values], in_breadth: i
     """Solves skeletons until the budget ends or nothing is left to try.
 
     Args:
-        search: what it finds.
+        search: solves the skeletons and keeps the plans that it finds.
         start: plans whose skeletons are solved, the best first.
-        in_breadth: number of these skeletons that are solved before the best one is worked out further.
+        in_breadth: number of these skeletons that are solved before the best one is improved further.
     """
     waiting = _by_mesh(search, start)
     for values in _cheap_first(search, waiting[:in_breadth]):
@@ -59,13 +69,17 @@ def run_skeletons(search: SkeletonSearch, start: Sequence[Values], in_breadth: i
 
 
 def _cheap_first(search: SkeletonSearch, plans: Sequence[Values]) -> list[Values]:
-    """The same plans: the first one, then those without a middle axis. With one there are many joint signatures, so
-    that a solve takes as long as several others: on a mixture of experts 0.18 s of 0.29 s."""
+    """Sorts plans: the first one stays first, then come those without a middle axis.
+
+    A middle axis multiplies the number of joint signatures, so such a solve takes as long as several others: on a
+    mixture of experts 0.18 s of 0.29 s.
+    """
     return [*plans[:1], *sorted(plans[1:], key=lambda values: search.space.shape(values).middle > 1)]
 
 
 def _by_mesh(search: SkeletonSearch, plans: Sequence[Values]) -> list[Values]:
-    """The first plan of each skeleton: first the first skeletons of all meshes, then their second ones, and so on."""
+    """One plan of each skeleton, taking meshes in turn: the first skeleton of every mesh, then their second ones, and
+    so on."""
     skeletons: dict[Values, Values] = {}
     for values in plans:
         skeletons.setdefault(values[: search.space.first.signature], values)
@@ -73,7 +87,7 @@ def _by_mesh(search: SkeletonSearch, plans: Sequence[Values]) -> list[Values]:
     ranked = []
     for number, (skeleton, values) in enumerate(skeletons.items()):
         mesh = search.mesh(skeleton)
-        # Stages of unlike size come a turn later: there are many such meshes, and each has costs of its own to compute.
+        # Meshes with stages of unlike size come a turn later: there are many, and for each all costs are computed anew.
         late = len(set(mesh[2:])) > 1
         ranked.append((turns[mesh] + late, number, values))
         turns[mesh] += 1
