@@ -1,6 +1,6 @@
-"""Moves of units and devices from stage to stage of a staged plan, as long as the step gets shorter.
+"""A local search that moves units and devices from stage to stage of a staged plan as long as the step gets shorter.
 
-The exact price decides whether a move is kept. Plans may lie outside the plan space. Units: seconds.
+All moves are priced exactly. The plans may lie outside the plan space. Units: seconds.
 """
 
 from __future__ import annotations
@@ -18,25 +18,31 @@ from agents.planners.stage_table import FEW_DEVICES
 from agents.planners.staged_plan import StagedPlan, fastest_staged, lower_staged
 
 MOST_MOVES = 12
-"""Largest number of moves in one plan (assumed)."""
+"""Largest number of moves that are made (assumed)."""
 SLOWEST = 2
-"""Number of stages, the slowest ones, that a move may relieve (assumed)."""
+"""Only moves are tried that give less work or more devices to one of so many slowest stages (assumed)."""
 PARTS = 16
-"""Parts of a large cluster, of which one moves from stage to stage (assumed)."""
+"""On a large cluster, one of so many equal parts of its devices moves at a time (assumed)."""
 FARTHEST = 8
-"""Stages from one that gets a unit or a device to the one that gives it, at most (assumed)."""
+"""Largest distance, in stages, between the two stages of a move (assumed)."""
 
 
 def moved(incumbent: Incumbent, plan: StagedPlan) -> StagedPlan:
-    """A plan of which a unit, some devices, or both have moved from one stage to another, as long as that gains.
+    """Moves a unit, some devices, or both from one stage to another, as long as that makes the plan faster.
 
-    Devices move one by one, on more than `FEW_DEVICES` by the host or in sixteenths of the cluster. Moves are tried
-    that leave one of the slowest stages fewer units or more devices.
+    On up to `FEW_DEVICES` devices one device moves at a time; on more, those of a host, or 1 / `PARTS` of the cluster.
+
+    Args:
+        incumbent: prices the plans, and says when the budget has ended.
+        plan: the plan to begin with.
+
+    Returns:
+        The best plan found.
     """
     space = incumbent.space
     samples = space.problem.training.global_batch // plan.num_micro_batches
     host = math.gcd(*(one.num_devices for one in space.problem.cluster.hosts))
-    # On large clusters parts of hosts are no step.
+    # On large clusters only whole hosts move.
     steps = (
         [1]
         if space.meshes.devices <= FEW_DEVICES
@@ -46,7 +52,7 @@ def moved(incumbent: Incumbent, plan: StagedPlan) -> StagedPlan:
         ranks = space.evaluator.evaluate(lower_staged(space, plan)).ranks
         slowest = np.argsort(ranks["bubble_s"] - ranks["end_s"], kind="stable")[:SLOWEST]
         moves = moves_of(len(plan.stages) - 1, FARTHEST)
-        # By how much stages get longer, [n, stages].
+        # [n, slowest stages] by how many units, or devices, each of them gets larger.
         longer = np.diff(np.pad(moves, ((0, 0), (1, 1))), axis=1)[:, slowest]
         moves = moves[(longer != 0).any(axis=1)]
         longer = longer[(longer != 0).any(axis=1)]
@@ -70,7 +76,10 @@ def moved(incumbent: Incumbent, plan: StagedPlan) -> StagedPlan:
 
 
 def _with_ends(plan: StagedPlan, ends: Sequence[int]) -> StagedPlan:
-    """A plan with other ends of all stages but the last; a unit that joins a stage does as the stage's last one did."""
+    """A plan with other ends of all stages but the last.
+
+    A unit that joins a stage has the recompute mode of the unit that was the last one of this stage.
+    """
     stages, begins = [], (0, *ends)
     for begin, end, stage in zip(begins, (*ends, plan.stages[-1].end), plan.stages, strict=True):
         recompute, count = stage.recompute, end - begin
@@ -81,7 +90,12 @@ def _with_ends(plan: StagedPlan, ends: Sequence[int]) -> StagedPlan:
 
 
 def _with_counts(plan: StagedPlan, ends: Sequence[int]) -> StagedPlan:
-    """A plan whose stages take other numbers of devices of the same order, which end at these places."""
+    """A plan whose stages divide its devices, in their order, at other places.
+
+    Args:
+        plan: the plan.
+        ends: [stages - 1] place after the last device of each stage but the last one.
+    """
     order = [device for stage in plan.stages for device in stage.devices]
     places = itertools.pairwise((0, *ends, len(order)))
     stages = [
@@ -91,6 +105,6 @@ def _with_counts(plan: StagedPlan, ends: Sequence[int]) -> StagedPlan:
 
 
 def _is_possible(plan: StagedPlan, samples: int) -> bool:
-    """Whether all stages have whole inner axes and a sample for each replica."""
+    """Whether the devices of every stage are a multiple of its inner axis, and each replica has a sample."""
     sizes = [(len(stage.devices), stage.tp) for stage in plan.stages]
     return all(devices % tp == 0 and devices // tp <= samples for devices, tp in sizes)

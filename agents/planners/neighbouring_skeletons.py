@@ -1,4 +1,7 @@
-"""Neighbouring skeletons: plans with as many stages and the same inner axes whose other decisions differ a little."""
+"""Neighbouring skeletons: plans with the same number of stages and the same inner axes, and one other decision changed.
+
+A skeleton is all decisions of a plan but its signatures.
+"""
 
 from __future__ import annotations
 
@@ -15,37 +18,39 @@ from automap.space.shape import Shape
 from automap.space.space import PlanSpace, Values
 
 TRIED_CUTS = 4
-"""Number of ends of a chunk that are tried, those nearest to its share of the work first."""
+"""Number of ends of a chunk that are tried: those with which its work is nearest to its share of all work."""
 TRIED_MOVES = (-2, -1, 1, 2)
-"""By how many groups of inner axes the devices of a stage are changed (assumed)."""
+"""How many replicas are added to a stage, or taken from it where negative; a replica is the devices of the inner axes
+(assumed)."""
 FEWER_MICRO_BATCHES = 2
-"""Up to so many times fewer or more micro-batches are tried in descents (assumed)."""
+"""Largest factor by which descents change the number of micro-batches (assumed)."""
 TRIED_ORDERS = 8
 """Number of orders of the devices that are tried."""
 
 
 def repaired(space: PlanSpace, plan: Sequence[int], values: Values) -> Values:
-    """The nearest legal plan to one whose signatures are those of a legal plan.
+    """Makes a changed plan legal, with as few further changes as possible.
 
     Args:
-        space: space of both.
-        plan: [slots] a plan that need not be legal.
-        values: the legal plan.
+        space: the plan space.
+        plan: [slots] values of the changed plan, whose signatures are those of `values`.
+        values: values of the legal plan before the change.
     """
     first = space.first
-    kept = next((at for at, (one, other) in enumerate(zip(plan, values, strict=True)) if one != other), len(values))
-    if kept < first.cut:
-        return space.repair(plan, kept)
+    same = next((at for at, (one, other) in enumerate(zip(plan, values, strict=True)) if one != other), len(values))
+    if same < first.cut:
+        return space.repair(plan, same)
     # On the same mesh with the same samples the signatures stay legal, and most of the slots are signatures.
-    return (*space.repair(plan[: first.signature], kept), *plan[first.signature :])
+    return (*space.repair(plan[: first.signature], same), *plan[first.signature :])
 
 
 def neighbouring_skeletons(space: PlanSpace, values: Values) -> list[Values]:
-    """Distinct legal plans with the stages and inner axes of a plan that differ in one decision before the signatures.
+    """Distinct legal plans that differ from a plan in one decision, with the same stages and inner axes.
 
-    Cuts, devices of a stage, ZeRO stage, batch shares, order of the devices and schedule take other values; all ranks
-    recompute alike, or just as much as memory takes; the pipeline is cut again; micro-batches and virtual stages have
-    other numbers. Signatures are kept as far as they are legal.
+    These have another cut, other devices of a stage, another ZeRO stage, other batch shares, another order of the
+    devices, another schedule, or another number of micro-batches or virtual stages. In others all ranks recompute
+    alike, each rank recomputes only as much as memory requires, or all cuts are new (`cut_anew`). Signatures stay as
+    far as they are legal.
     """
     first, shape = space.first.signature, space.shape(values)
     found: list[list[int]] = []
@@ -59,7 +64,7 @@ def neighbouring_skeletons(space: PlanSpace, values: Values) -> list[Values]:
             others = range(min(slot.num_values, tried.get(slot.kind, 0)))
             found += [[*values[:at], other, *values[at + 1 :]] for other in others if other != values[at]]
     found += _with_other_stages(space, values)
-    # More recomputation than is needed may pay with other signatures, which then fit.
+    # More recomputation than is needed can gain: it makes room for faster signatures.
     ranks = range(space.first.recompute, space.first.recompute + shape.pp)
     for mode in np.flatnonzero(space.modes).tolist():
         level = space.levels.of_mode(RECOMPUTE_MODES[mode])
@@ -75,7 +80,10 @@ def neighbouring_skeletons(space: PlanSpace, values: Values) -> list[Values]:
 
 
 def _with_shape(space: PlanSpace, values: Values, other: Shape) -> list[int]:
-    """A plan with another number of micro-batches or of virtual stages, then cut evenly; it need not be legal."""
+    """A plan with the numbers of micro-batches and virtual stages of another shape; it need not be legal.
+
+    If the number of virtual stages differs, the pipeline is cut evenly.
+    """
     row = space.meshes.values(other)
     plan = [*row, *values[len(row) :]]
     if other.virtual != space.shape(values).virtual:
@@ -86,8 +94,8 @@ def _with_shape(space: PlanSpace, values: Values, other: Shape) -> list[int]:
 
 
 def with_other_virtual_stages(space: PlanSpace, values: Values) -> list[Values]:
-    """A plan with each other number of virtual stages, and with as many micro-batches, or about half or twice as many,
-    that is legal; none for plans of one stage."""
+    """Legal plans with other numbers of virtual stages, and from half to twice as many micro-batches; none for plans of
+    one stage."""
     shape = space.shape(values)
     if shape.pp == 1:
         return []
@@ -96,8 +104,7 @@ def with_other_virtual_stages(space: PlanSpace, values: Values) -> list[Values]:
 
 
 def with_other_micro_batches(space: PlanSpace, values: Values) -> list[Values]:
-    """A plan with each other number of micro-batches from about half to twice as many, and each stage of ZeRO, that is
-    legal."""
+    """Legal plans with other numbers of micro-batches, from half to twice as many, each under every ZeRO stage."""
     shape, found = space.shape(values), dict[Values, None]()
     for other in _similar_shapes(space, shape):
         if other.virtual == shape.virtual:
@@ -107,7 +114,7 @@ def with_other_micro_batches(space: PlanSpace, values: Values) -> list[Values]:
 
 
 def _similar_shapes(space: PlanSpace, shape: Shape) -> list[Shape]:
-    """Other shapes with the stages and inner axes of a shape and from about half to twice as many micro-batches."""
+    """Other shapes with the same stages and inner axes, and from half to twice as many micro-batches."""
     few, many = shape.num_micro_batches / FEWER_MICRO_BATCHES, shape.num_micro_batches * FEWER_MICRO_BATCHES
     alike = (shape.pp, shape.tp, shape.middle)
     return [
@@ -118,11 +125,11 @@ def _similar_shapes(space: PlanSpace, shape: Shape) -> list[Shape]:
 
 
 def _with_other_stages(space: PlanSpace, values: Values) -> list[list[int]]:
-    """A plan in which one stage has a few devices more or fewer, which the last one has fewer or more."""
+    """Plans in which devices move between one stage and the last one; they need not be legal."""
     shape, meshes = space.shape(values), space.meshes
     if shape.pp == 1 or not meshes.may_differ(shape):
         return []
-    # Devices are counted in parts; a stage has whole groups of inner axes. 0 stands for the usual number.
+    # Slots count devices in parts of `meshes.part`. The value 0 stands for equally many devices in each stage.
     step, found = max(1, shape.tp * shape.middle // meshes.part), list[list[int]]()
     for stage, devices in enumerate(space.stage_devices(values)[:-1]):
         at = space.first.devices + stage
@@ -135,14 +142,14 @@ def _with_other_stages(space: PlanSpace, values: Values) -> list[list[int]]:
 
 
 def with_other_zero(space: PlanSpace, values: Values) -> list[Values]:
-    """A plan with each other stage of ZeRO that is legal."""
+    """Legal plans that differ in their ZeRO stage."""
     at = space.first.zero
     others = (repaired(space, [*values[:at], zero, *values[at + 1 :]], values) for zero in range(space.zeros.shape[1]))
     return [plan for plan in dict.fromkeys(others) if plan != values]
 
 
 def with_other_schedule(space: PlanSpace, values: Values) -> list[Values]:
-    """A plan with each other order of its micro-batches that is legal; none for plans with virtual stages."""
+    """Legal plans that differ in their schedule; none for plans of one stage or with virtual stages."""
     at, shape = space.first.schedule, space.shape(values)
     if shape.pp == 1 or shape.virtual > 1:
         return []
@@ -151,10 +158,10 @@ def with_other_schedule(space: PlanSpace, values: Values) -> list[Values]:
 
 
 def with_other_shares(space: PlanSpace, values: Values) -> list[Values]:
-    """A plan with each other way to share out samples, where devices of a stage are unlike.
+    """Legal plans with other batch shares; none where all hosts are of one kind.
 
-    Samples that one way cannot share out over all axes of a mesh may be shared out with the next smaller or larger
-    number of micro-batches.
+    With some numbers of samples a way to share them out is not possible on all axes of a mesh, so the next smaller and
+    the next larger number of micro-batches are tried too.
     """
     first = space.first
     ways = range(space.slots[first.shares].num_values) if len(set(space.problem.cluster.alike)) > 1 else ()
