@@ -25,23 +25,21 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 SLACKS = (1.0, 1.01, 1.05)
-"""Allowed times of the slowest rank, over the least possible one; within each, the sum of all ranks is least."""
+"""Allowed times of the slowest rank, as multiples of the least possible one. For each, the cut with the least sum of
+the times of all ranks is found."""
 
 
 def partition(seconds: Sequence[Floats] | Floats, slack: float = 1.0) -> list[int] | None:
-    """Cuts units into one span for each rank.
-
-    With T(r, u) the least time of the slowest of r ranks that have the first u units, and t(r, v, u) the time of rank r
-    with the units from v to before u: T(r, u) = min over v of max(T(r - 1, v), t(r, v, u)) (PipeDream, section 3.1).
+    """Cuts units into one span for each rank by the dynamic program of `least_partition`.
 
     Args:
-        seconds: for each rank, [units + 1, units + 1] time of the units from the first index to before the second;
-            infinite where they do not fit or may not be.
-        slack: see `SLACKS`.
+        seconds: [ranks, units + 1, units + 1] entry [r, i, j]: seconds of rank r with the units i to j - 1; infinite
+            where they do not fit or are not allowed.
+        slack: allowed time of the slowest rank, as a multiple of the least possible one.
 
     Returns:
-        Ends of the units of all ranks but the last, of a cut whose slowest rank is within `slack` of the least
-        possible time and whose sum is least; None where nothing fits.
+        Ends of the units of all ranks but the last, of the allowed cut with the least sum over all ranks; None where
+        nothing fits.
     """
     of_ranks = np.ascontiguousarray(seconds, dtype=np.float64)
     ends = np.empty(len(of_ranks), dtype=np.int64)
@@ -50,14 +48,14 @@ def partition(seconds: Sequence[Floats] | Floats, slack: float = 1.0) -> list[in
 
 
 def cut_anew(space: PlanSpace, values: Values) -> list[Values]:
-    """Plans with the shape and the signatures of a plan, and with the cuts and levels of recomputation of `partition`.
+    """Plans with the shape and the signatures of a plan, and with new cuts and levels of recomputation (`partition`).
 
-    Where no cut fits into memory there is one plan, whose fullest rank is as empty as possible: with other signatures
-    it may fit. With virtual stages, the cuts are those of `moved`, and the levels stay. There are none for plans of one
-    stage. The exact price says whether the plans are better.
+    If no cut fits into memory, the one plan is that whose fullest rank needs least: with other signatures it may fit.
+    With virtual stages the cuts are those of `moved`, and the levels stay. There are no plans where there is one stage.
+    The plans need not be better than the given one.
 
-    With no more micro-batches than ranks the step is not that of the slowest rank but the way of few micro-batches
-    through all of them, and what gradients add at its end: there is also the plan whose units have `moved`.
+    With at most as many micro-batches as ranks, the slowest rank does not decide the step time: few micro-batches pass
+    through all ranks, and gradients are reduced at the end. Then the plan of `moved` is also among those returned.
     """
     shape = space.shape(values)
     if shape.pp == 1:
@@ -80,9 +78,9 @@ def cut_anew(space: PlanSpace, values: Values) -> list[Values]:
 
 
 class _Cuts:
-    """What each rank of a plan may be given with the signatures of this plan: units that follow each other.
+    """What each rank of a plan would take for every span of units, with the signatures of this plan.
 
-    Results are [ranks, units + 1, units + 1], for the units from the first index to before the second.
+    Entry [r, i, j] of the tables, [ranks, units + 1, units + 1], is about rank r with the units i to j - 1.
     """
 
     def __init__(self, space: PlanSpace, values: Values) -> None:
@@ -101,14 +99,15 @@ class _Cuts:
             self._costs.append(known[key])
 
     def fastest(self) -> tuple[Floats, Ints]:
-        """Least seconds of a micro-batch at a level of recomputation that fits, and the number of that level.
+        """The seconds of a micro-batch with the fastest level of recomputation that fits, and the number of this level.
 
-        They are infinite where no level fits, and where the rank may not have these units.
+        Seconds are infinite where no level fits and where the rank may not have these units.
         """
         return self._best(by_memory=False)
 
     def emptiest(self) -> tuple[Floats, Ints]:
-        """Least memory of a level of recomputation, over that of the device, and the number of that level."""
+        """The memory with the level of recomputation that needs least, as a share of the device's, and the number of
+        this level."""
         return self._best(by_memory=True)
 
     def _best(self, *, by_memory: bool) -> tuple[Floats, Ints]:
@@ -121,7 +120,8 @@ class _Cuts:
         return costs, levels[chosen]
 
     def _least(self, rank: int, levels: Ints, limits: RankLimits, *, by_memory: bool) -> tuple[Floats, Ints]:
-        """[units + 1, units + 1] costs, and which of some levels has them; see `least_costs`."""
+        """[units + 1, units + 1] costs of one rank at its best level, and index of this level in `levels`; see
+        `least_costs`."""
         before, fullest, _ = self._costs[rank]
         about = [self._space.levels.levels[level] for level in levels.tolist()]
         rows = np.array([(level.light, level.heavy, level.steps) for level in about])
@@ -132,13 +132,19 @@ class _Cuts:
         return costs, chosen
 
     def _limits(self, rank: int, begins: tuple[int, int], ends: tuple[int, int]) -> RankLimits:
-        """The limits of a rank that may begin and end within windows."""
+        """The limits of a rank.
+
+        Args:
+            rank: number of the rank.
+            begins: first and last unit with which it may begin.
+            ends: first and last unit before which it may end.
+        """
         layout, shape = self._lowered.layout, self._shape
         alive = in_flight(rank, shape.pp, shape.pp, shape.num_micro_batches)
         if self._lowered.kind == "gpipe":
             alive = shape.num_micro_batches
         settings = self._space.evaluator.settings(0)
-        # Activations and gradients are sent at once, and a part of that is hidden.
+        # Activations and gradients are sent at the same time, and the trainer hides a share of it.
         shown = 1.0 - settings.send_overlap
         *_, crossing = self._costs[rank]
         receives, sends = (
@@ -165,8 +171,8 @@ class _Cuts:
         """`SpanCosts.fullest`.
 
         Args:
-            costs: of all units, see `unit_costs`.
-            saved: [modes, units + 1] bytes that all units before each one save.
+            costs: [modes, units] costs of all units, see `unit_costs`.
+            saved: [modes, units + 1] bytes that all units before this one save.
         """
         moment = saved[:, 1:] + needs(costs, self._space.evaluator.settings(self._lowered.zero))
         found = [moment]
