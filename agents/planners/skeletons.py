@@ -3,11 +3,13 @@
 A skeleton is the values of all decisions before the first signature: shape, cuts, recomputation, ZeRO. The first
 skeletons are those of the templates, the best one of each mesh first.
 
-A planner solves the cost graph of a skeleton at the sensitivities of a plan. The plan that it finds is priced exactly
-and gives new sensitivities, which are averaged with those before. Then plans near the best one are priced, many in one
-call: the joint signatures of one group changed, as little recomputation as fits, one cut, another ZeRO stage, other
-numbers of micro-batches and virtual stages. If a plan with another skeleton is faster, that skeleton is solved as well.
-Only exact prices decide. Only the end of a budget in seconds depends on the clock.
+A *solve* takes a plan, makes the costs of its skeleton linear at this plan (the sensitivities), and lets a planner find
+the best signatures under these costs. The plan that is found is priced exactly and gives new sensitivities, which are
+averaged with those before. To *polish* a plan is to price all plans that differ from it in the joint signatures of one
+linkage group. To *refine* a plan is to price, many in one call, its neighbours with other skeletons, with other cuts
+and with other signatures, until none is better. If a neighbour is faster, its skeleton is solved as well.
+
+Exact prices alone decide which plan is better. The clock matters only for the end of a budget in seconds.
 """
 
 from __future__ import annotations
@@ -33,33 +35,32 @@ from automap.space.shape import Shape
 from automap.space.space import Ints, Values
 
 EVALUATIONS_A_SOLVE = 50
-"""Evaluations of a budget for which one solve is granted (assumed): a solve prices only a few plans, and the search
-must end some time."""
+"""A search may make one solve for each so many evaluations of its budget (assumed). A solve prices only a few plans, so
+that evaluations alone would hardly limit the time."""
 FEWEST_SOLVES = 12
-"""Number of solves that are granted in any case (assumed)."""
+"""Number of solves that a search may make in any case (assumed)."""
 ROUNDS = 4
-"""Largest number of solves when a skeleton is worked out."""
+"""Largest number of solves of a skeleton in `SkeletonSearch.work_out_best`."""
 WORTH_POLISHING = 1.05
-"""A skeleton is polished if its best plan takes at most this many times the step time of the best plan of all."""
+"""A plan is polished if it takes at most this many times the step time of the best plan of the search."""
 LATER = 0.005
-"""Share by which each turn of a mesh raises the rank of its other skeletons."""
+"""Each turn of a mesh makes its other skeletons count as slower by this share, so that other meshes have turns too."""
 CLIMBS = 3
-"""Number of times at most that changes which gain alone are made together, see `SkeletonSearch.look_around`."""
+"""Largest number of rounds of `SkeletonSearch.look_around`."""
 KEPT = 64
-"""Number of skeletons whose best plan is shown to other searchers, at most."""
+"""Largest number of skeletons whose best plan is shown to other searchers."""
 SAME = 0.001
-"""Share by which two step times differ at least, or else the plans count as the same on two meshes (assumed)."""
+"""Plans on two meshes count as the same if their step times differ by at most this share (assumed)."""
 CUT_ANEW = 2
-"""Number of neighbours with other micro-batches or virtual stages, the most promising ones, that are cut again, of each
-number of virtual stages one at most; near the best plan all are."""
+"""Number of neighbours with other micro-batches or virtual stages that are cut again: the most promising ones, at most
+one for each number of virtual stages. Around a plan near the best one there is no limit."""
 NEARLY_FITS = 0.2
-"""Overflow up to which other cuts or another stage of ZeRO may make a plan fit, as share of a device's memory
+"""Largest overflow, as a share of a device's memory, that other cuts or another ZeRO stage are expected to remove
 (assumed)."""
 PAIRED = 24
-"""Number of changes of one group's signatures, the best ones, of which two are made at once where none gains alone
-(assumed)."""
+"""Number of the best single changes of signatures that are combined in pairs where none gains alone (assumed)."""
 REFINED = 4
-"""Number of times at most that all kinds of changes are tried in turn, see `SkeletonSearch.refine`."""
+"""Largest number of rounds of `SkeletonSearch.refine`."""
 
 Mesh = tuple[int, ...]
 """tp, the size of the middle axis, and the devices of each stage."""
@@ -68,15 +69,15 @@ Kind = tuple[Mesh, int]
 
 
 class SkeletonSearch:
-    """The skeletons that a planner has solved.
+    """Solves skeletons with one planner, and keeps the best plan of each.
 
     Attributes:
-        best: worth and values of the best plan of each skeleton so far.
-        done: skeletons that have been worked out.
-        taken: skeletons that were proposed or promising and have been solved.
-        begun: plans from which descents began.
-        ended: plans from which a descent led nowhere else.
-        lightened: skeletons that were solved because they are those of good plans without their recomputation.
+        best: skeleton -> worth and values of its best plan so far.
+        done: skeletons that `work_out_best` has taken.
+        taken: proposed or promising skeletons that have been solved.
+        begun: plans from which descents have begun.
+        ended: plans at which a descent found nothing better.
+        lightened: skeletons of good plans with less recomputation, or another ZeRO stage, that have been solved.
         interleaved: shapes whose other numbers of virtual stages have been tried.
         split: sets of axes over which solved skeletons split work, see `split_axes`.
     """
@@ -85,9 +86,9 @@ class SkeletonSearch:
         """Begins a search.
 
         Args:
-            incumbent: prices every plan; what is left of its budget in evaluations limits the number of solves.
+            incumbent: prices every plan; the rest of its budget in evaluations limits the number of solves.
             propose: the planner.
-            fewest_solves: number of solves that are granted in any case.
+            fewest_solves: number of solves that the search may make in any case.
         """
         self.space, self.incumbent, self.propose = incumbent.space, incumbent, propose
         self.best: dict[Values, tuple[Worth, Values]] = {}
@@ -109,7 +110,7 @@ class SkeletonSearch:
         self._most_solves = np.inf if left is None else max(fewest_solves, left // EVALUATIONS_A_SOLVE)
 
     def begin_with(self, plans: Ints) -> None:
-        """Learns of plans, which are not counted, and grants as many solves as what is left of the budget allows."""
+        """Adds plans, [n, slots], that do not count as evaluations, and limits solves by the rest of the budget."""
         for values, price in zip(map(tuple, plans.tolist()), self.space.price(plans).tolist(), strict=True):
             self._keep(values, worth_of(*price))
         left = self.incumbent.left
@@ -117,7 +118,7 @@ class SkeletonSearch:
 
     def mesh(self, skeleton: Values) -> Mesh:
         """The mesh of a skeleton."""
-        # The slots after `shares` change nothing of it.
+        # No slot from `shares` on changes the mesh.
         decided = skeleton[: self.space.first.shares]
         if decided not in self._meshes:
             shape = self.space.shape(decided)
@@ -125,34 +126,36 @@ class SkeletonSearch:
         return self._meshes[decided]
 
     def allow(self, solves: int) -> None:
-        """Makes sure that at least `solves` further solves are granted, in a budget in evaluations."""
+        """Raises the limit of solves so that at least `solves` more are possible."""
         self._most_solves = max(self._most_solves, self._solves + solves)
 
     def grant(self, solves: int) -> None:
-        """Grants `solves` more solves, in a budget in evaluations."""
+        """Raises the limit of solves by `solves`."""
         self._most_solves += solves
 
     @property
     def finished(self) -> bool:
-        """Whether the budget has ended."""
+        """Whether the budget or the limit of solves has been reached."""
         return self.incumbent.finished or self._solves >= self._most_solves
 
     def plans(self, most: int | None = KEPT) -> Grid:
-        """The best plan of each of the `most` best skeletons, the best first; None = of all skeletons."""
+        """The best plans of the `most` best skeletons with their prices, the best first; None = of all skeletons."""
         found = [values for _, values in sorted(self.best.values())[:most]]
         rows = np.array(found, dtype=np.int64).reshape(len(found), len(self.space.slots))
         return Grid(rows, self.space.price(rows))
 
     def solve(self, values: Values, *, rounds: int) -> list[Values]:
-        """Solves the skeleton of a plan, the first time at the sensitivities of this plan.
+        """Solves the skeleton of a plan; the plans found are kept in `best`.
 
         Args:
-            values: the plan.
-            rounds: number of solves at most, each at the last plan; then `ROUNDS_TO_FIT` where none of its plans fits.
+            values: values of the plan, whose sensitivities the first solve uses.
+            rounds: largest number of solves, each at the plan that the one before has found. Up to `ROUNDS_TO_FIT` more
+                follow while no plan fits and one that fits might be the best plan of the search.
 
         Returns:
-            Plans of the last solve that do not fit, faster than the best one known with the skeleton where that fits:
-            the fastest, and the fastest that overflows memory by at most `NEARLY_FITS`.
+            At most two plans of the last solve that do not fit but might be made to fit. If the skeleton has a plan
+            that fits, these are faster than it: the fastest one, and the fastest that overflows memory by at most
+            `NEARLY_FITS`. Otherwise only the second of these two.
         """
         self.split.add(split_axes(self.space, values))
         graph = self._graph(values[: self.space.first.signature])
@@ -182,7 +185,7 @@ class SkeletonSearch:
         return list(dict.fromkeys(graph.values(one.picked) for one in fastest))
 
     def is_worth_polishing(self, worth: Worth) -> bool:
-        """Whether a plan of this worth fits and is near the best plan of all."""
+        """Whether a plan of this worth fits and is nearly as fast as the best plan of the search."""
         is_over, seconds = worth
         return not is_over and seconds <= WORTH_POLISHING * self.incumbent.best_s
 
@@ -194,15 +197,16 @@ class SkeletonSearch:
         return self._graphs[skeleton]
 
     def _keep(self, values: Values, worth: Worth) -> None:
-        """Keeps a plan if it is the best of its skeleton."""
+        """Keeps a plan if it is the best of its skeleton so far."""
         skeleton = values[: self.space.first.signature]
         if skeleton not in self.best or worth < self.best[skeleton][0]:
             self.best[skeleton] = (worth, values)
 
     def work_out_best(self) -> bool:
-        """Solves the best skeleton that was not yet worked out further, then prices the neighbours of its best plan.
+        """Solves the best skeleton that this method has not taken before; returns False if none is left.
 
-        Skeletons of a mesh that has had several turns come a little later. Returns False where no skeleton is left.
+        If the plan that is found does not fit, or is near the best plan of the search, it is polished and its
+        neighbours are priced. Skeletons of a mesh that has had several turns come a little later (`LATER`).
         """
         left = [skeleton for skeleton in self.best if skeleton not in self.done]
         if not left:
@@ -223,12 +227,13 @@ class SkeletonSearch:
         return True
 
     def best_of_kinds(self, *, each_number: bool = False) -> list[Values]:
-        """The best plan of each mesh with and without virtual stages so far, the best first.
+        """The best plan so far of each mesh with virtual stages, and of each mesh without; the best first.
 
-        Of meshes with the same stages whose best plans are equally fast only one is there: they may split nothing more.
+        If the best plans of two meshes with the same devices in each stage are equally fast, only the first one is
+        returned: the axis that the other one adds probably splits nothing.
 
         Args:
-            each_number: whether plans with unlike numbers of virtual stages are of unlike kinds.
+            each_number: whether every number of virtual stages has a plan of its own.
         """
         kinds: set[Kind] = set()
         steps: dict[Kind, list[float]] = {}
@@ -245,19 +250,20 @@ class SkeletonSearch:
         return found
 
     def _kind(self, values: Values, each_number: bool) -> Kind:
+        """The mesh of a plan and its number of virtual stages, or min(2, this number) unless `each_number`."""
         virtual = self.space.shape(values).virtual
         return self.mesh(values[: self.space.first.signature]), virtual if each_number else min(virtual, 2)
 
     def share_out(self, values: Values) -> None:
-        """Prices a plan with each way to share out samples, where devices of a stage are unlike."""
+        """Prices a plan with other batch shares, where the cluster has hosts of several kinds."""
         plans = with_other_shares(self.space, values)
         self.price(np.array(plans, dtype=np.int64).reshape(len(plans), len(values)))
 
     def try_around(self, values: Values) -> None:
-        """Solves the skeleton of a plan, then prices the neighbours of what is found, and cuts some of them again.
+        """Solves the skeleton of a plan, prices the neighbours of the plan found, and cuts some of them again.
 
-        Those with other numbers of micro-batches or of virtual stages are cut again which promise most, and so are
-        those with another order of the devices: the cuts at hand do not suit them. Near the best plan none is left out.
+        The old cuts do not suit neighbours with other numbers of micro-batches or virtual stages, nor those with
+        another order of the devices. So the most promising of them are cut again, and all of them near the best plan.
         """
         first = self.space.first
         self.solve(values, rounds=1)
@@ -275,9 +281,13 @@ class SkeletonSearch:
                     self._cut_neighbour(tuple(plans[row].tolist()), float(prices[row, 1]), moves=kind == first.order)
 
     def _cut_neighbour(self, values: Values, overflow: float, *, moves: bool) -> None:
-        """Cuts a plan with this overflow again, also under the stage of ZeRO with which it is the fastest that fits.
+        """Cuts a plan again under two ZeRO stages: the most promising one and the fastest one with which it fits.
 
-        Where it `moves`, units also move between its chunks: new cuts do not see how far apart links are.
+        Args:
+            values: values of the plan.
+            overflow: its overflow of memory; other ZeRO stages are tried only where it does not fit.
+            moves: whether units also move between chunks, by exact simulation: `cut_anew` ignores how the order of the
+                devices changes the links.
         """
         zeros = [values, *(with_other_zero(self.space, values) if overflow > 0.0 else ())]
         prices = self.prices(np.array(zeros, dtype=np.int64))
@@ -291,12 +301,12 @@ class SkeletonSearch:
         self.price(np.array(list(candidates), dtype=np.int64).reshape(len(candidates), len(values)))
 
     def refine(self, values: Values, *, polishes: bool, each_number: bool = False) -> None:
-        """Improves a plan on its mesh until nothing gains: neighbours, units moved between chunks.
+        """Improves a plan on its mesh until nothing gains: tries its neighbours and moves units between chunks.
 
         Args:
-            values: the plan.
-            polishes: whether all changes of joint signatures are tried as well, which takes many prices.
-            each_number: whether the number of virtual stages stays.
+            values: values of the plan.
+            polishes: whether all changes of joint signatures are tried as well, which takes many evaluations.
+            each_number: whether the number of virtual stages stays as it is.
         """
         first = self.space.first.signature
         kind, worth = self._kind(values, each_number), self.best[values[:first]][0]
@@ -318,18 +328,23 @@ class SkeletonSearch:
         self._refined[values] = polishes or self._refined.get(values, False)
 
     def is_refined(self, values: Values, *, polishes: bool) -> bool:
-        """Whether `refine` has ended with a plan."""
+        """Whether a call of `refine` has ended with this plan, and has polished it if `polishes`."""
         return values in self._refined and (self._refined[values] or not polishes)
 
     def is_near(self, values: Values) -> bool:
-        """Whether the best plan with the skeleton of a plan fits and is near the best plan of all."""
+        """Whether the best plan with the skeleton of a plan fits and is nearly as fast as the best plan of the
+        search."""
         return self.is_worth_polishing(self.best[values[: self.space.first.signature]][0])
 
     def look_around(self, values: Values, step_time_s: float, overflow: float) -> None:
-        """Prices the neighbours of a plan with this price on its mesh, then those changes together that gain alone.
+        """Prices the neighbours of a plan on its mesh, then combinations of the changes that gain alone.
 
-        Of each decision the best change is taken. While the changes together are better than any single one, the same
-        is done around the plan that they give, `CLIMBS` times at most.
+        The best change of each decision is taken: first the best two together, then the best three, and so on. If a
+        combination is better than any single change, the next round begins with it, in at most `CLIMBS` rounds.
+
+        Args:
+            values: values of the plan.
+            step_time_s, overflow: its price.
         """
         worth = worth_of(step_time_s, overflow)
         self._keep(values, worth)
@@ -356,11 +371,12 @@ class SkeletonSearch:
             values, worth = tuple(plans[best].tolist()), joint[best]
 
     def price(self, plans: Ints) -> list[Worth]:
-        """Prices plans, [n, slots], as many of the first ones as the budget allows, and returns their worth."""
+        """Prices plans, [n, slots], and returns their worth; only the first ones if the budget is too short for all."""
         return [worth_of(seconds, overflow) for seconds, overflow in self.prices(plans).tolist()]
 
     def prices(self, plans: Ints) -> Floats:
-        """[n, 2] seconds of a step and overflow of memory of plans, [n, slots], of as many as the budget allows."""
+        """[n, 2] step time in seconds and overflow of memory of plans, [n, slots]; only of the first ones if the budget
+        is too short for all. The best plans of their skeletons are kept."""
         left, first = self.incumbent.left, self.space.first.signature
         plans = plans[:left]
         if not len(plans):
@@ -373,10 +389,11 @@ class SkeletonSearch:
         return prices
 
     def _polish(self, values: Values) -> None:
-        """Tries every change of one group's joint signatures, then all changes that gain together, until none gains.
+        """Tries every other joint signature of each linkage group, then the changes that gain alone together.
 
-        Where none gains alone, two of the best ones are made at once (an embedding and the scores that share its
-        parameter gain only together), and those that nearly fit are made to fit.
+        This is repeated until nothing gains. If no change gains alone, pairs of the best ones are tried: an embedding
+        and the output layer that shares its parameter gain only together. Changes that are faster but nearly fit are
+        tried with more recomputation.
         """
         graph = self._graph(values[: self.space.first.signature])
         picked = graph.picked(values)
@@ -403,11 +420,12 @@ class SkeletonSearch:
                 self.price(made_to_fit(self.space, plans[over], prices[over, 0]))
 
     def neighbours(self, values: Values, *, again: bool = False) -> Ints:
-        """[n, slots] the neighbours of a plan that have other skeletons (`neighbouring_skeletons`).
+        """[n, slots] the neighbours of a plan that have other skeletons (`neighbouring_skeletons`) and are new.
 
         Args:
-            values: the plan.
-            again: whether skeletons are tried again of which plans with other signatures are known.
+            values: values of the plan.
+            again: whether a neighbour is new if this method has not returned it before; otherwise it is new only if no
+                plan with its skeleton is known.
         """
         first = self.space.first.signature
         known: Container[Values] = self._tried if again else self.best
@@ -422,7 +440,7 @@ class SkeletonSearch:
 
 
 def by_promise(prices: Floats) -> Ints:
-    """Numbers of plans, those first that may be the fastest when they are made to fit.
+    """Numbers of plans, sorted by step time; those that overflow by more than `NEARLY_FITS` last, by their overflow.
 
     Args:
         prices: [n, 2] seconds of a step and overflow of memory.
