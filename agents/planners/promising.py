@@ -1,9 +1,9 @@
-"""Promising templates: which mesh and number of micro-batches may lead to the best plan, before anything is solved.
+"""Promising templates: from which meshes and numbers of micro-batches a search of signatures should begin.
 
 Two kinds of templates often lead to much faster plans: those that overflow memory by a little, and those that recompute
-everything to fit. Planners make them fit with recomputation of some units, other cuts, or other signatures. So
-templates that differ only in recomputation are rated together. Their step time with just enough recomputation is
-estimated, by interpolation between the template with the least recomputation and that with the most.
+everything to fit. Planners make the first kind fit, and the second kind faster, with recomputation of some units, other
+cuts, or other signatures. So templates that differ only in recomputation are one group here. The step time of a group
+with just enough recomputation is estimated by interpolation between its templates with the least and the most.
 """
 
 from __future__ import annotations
@@ -17,68 +17,66 @@ from automap.arrays import Floats, Ints, Mask, numbered, row_digests
 from automap.space.space import PlanSpace, Values
 
 NEARLY_FITS = 0.5
-"""Overflow up to which a template may be made to fit, as share of a device's memory."""
+"""Largest overflow, as a share of a device's memory, that a planner is expected to remove from a template."""
 BEGINS = 0.7
-"""Overflow up to which a planner begins with a promising template rather than with one of its mesh that fits
-(assumed; with 0.2 `benchmarks/network_gap.py` ends as near, within what its runs differ by)."""
+"""Largest overflow with which a template may be the first plan of its mesh, where it promises more than those of the
+mesh that fit (assumed; with 0.2 the results of `benchmarks/network_gap.py` differ no more than those of two runs)."""
 FITTING = 2.0
-"""Share of the step time that a plan loses for each share of a device's memory by which it must still shrink when all
-is recomputed (assumed)."""
-
-
+"""A plan with full recomputation that overflows by the share x of a device's memory is assumed to become slower by the
+share `FITTING` * x of its step time when it is made to fit."""
 TRANSFERRED = 256
 """Number of promising templates whose skeletons are tried with the signatures of the best plans (assumed)."""
 DONORS = 4
-"""Number of plans whose signatures a skeleton takes at most, of those that split work over the same axes (assumed). Of
-those that split it over other axes it takes the best one of each set of axes: without, a mixture of experts on 64
-devices whose best plan is on a mesh of which templates are slow ended 1.2 times slower."""
+"""Largest number of plans whose signatures a skeleton takes, of those that split work over the same axes (assumed). It
+also takes those of the best plan of each other set of axes: without these, a mixture of experts on 64 devices ended 1.2
+times slower, because all templates on the mesh of its best plan are slow."""
 RESHAPED = 4
 """Number of pairs of inner axes whose best plan is tried on other shapes (assumed)."""
 SHAPES = 128
-"""Number of other shapes for each of them: the nearest by the logarithms of their sizes (assumed)."""
+"""Number of other shapes for each of these plans: those with the nearest logarithms of sizes (assumed)."""
 VARIED = 32
 """Number of plans that are tried with other recomputation and ZeRO stages (assumed)."""
 
 
 class Promise(NamedTuple):
-    """Templates that differ in recomputation alone, and what the best of them would take."""
+    """Groups of templates that differ in recomputation alone, and the estimated step time of each group."""
 
     light: Ints
-    """[n] row of the one that recomputes least."""
+    """[n] row of the template of each group that recomputes least."""
     heavy: Ints
-    """[n] row of the one that recomputes most."""
+    """[n] row of the template of each group that recomputes most."""
     seconds: Floats
-    """[n] step time with as much recomputation as it takes to fit, or with the most."""
+    """[n] estimated step time with as much recomputation as memory requires, or with the most if that does not fit."""
     overflow: Floats
-    """[n] overflow of memory then; at most 0 where one of them fits."""
+    """[n] least overflow of memory in the group, as a share of a device's; at most 0 where a template fits."""
 
 
 def promises(space: PlanSpace, grid: Grid) -> Promise:
-    """What templates would take with no more recomputation than it takes to fit.
+    """Estimates the step times of templates with just as much recomputation as they need to fit.
 
     Args:
-        space: the space.
+        space: the plan space.
         grid: templates with their prices.
     """
     first = space.first
     group, _ = numbered(row_digests(grid.values, without=slice(first.recompute, first.zero)))
-    # Of each group the rows with the lightest and the heaviest level.
+    # The rows of each group with the lightest and with the heaviest level of recomputation.
     order = np.lexsort((grid.values[:, first.recompute], group))
     starts = np.flatnonzero(np.r_[True, np.diff(group[order]) > 0])
     light, heavy = order[starts], order[np.r_[starts[1:], len(order)] - 1]
     one, other = grid.prices[light], grid.prices[heavy]
     share = _share(one[:, 1], other[:, 1])
     seconds = one[:, 0] + share * (other[:, 0] - one[:, 0])
-    # A template that fits may recompute other operators than the levels between the two do.
+    # A template between the two that fits may be faster than the interpolation.
     fitting_s = np.where(grid.prices[order, 1] <= 0.0, grid.prices[order, 0], np.inf)
     seconds = np.minimum(seconds, np.minimum.reduceat(fitting_s, starts))
     return Promise(light, heavy, seconds, np.minimum(one[:, 1], other[:, 1]))
 
 
 def promising_meshes(space: PlanSpace, grid: Grid) -> Ints:
-    """[n, slots] a template of each mesh with each number of micro-batches and of virtual stages.
+    """[n, slots] one template for each mesh, number of micro-batches and number of virtual stages.
 
-    Those come first that may lead to the fastest plans; see `promises`.
+    They are sorted by the estimates of `promises`, the fastest first; those that overflow memory by much come last.
     """
     found = promises(space, grid)
     over = np.maximum(found.overflow, 0.0)
@@ -89,28 +87,29 @@ def promising_meshes(space: PlanSpace, grid: Grid) -> Ints:
     over, hopeless = np.maximum(overflow, 0.0), overflow > BEGINS
     order = np.lexsort((np.where(hopeless, overflow, seconds * (1.0 + FITTING * over)), hopeless))
     best = np.empty_like(firsts)
-    # The first row of each shape is written last.
+    # Of several rows of a shape, the last write stays: that of its first row in `order`.
     best[shape[order[::-1]]] = order[::-1]
     rows: Ints = grid.values[best[by_promise]]
     return rows
 
 
 def like_the_best(space: PlanSpace, grid: Grid, found: Ints) -> Ints:
-    """[n, slots] plans of promising skeletons with the signatures of good plans: the fastest that fits, then the most
-    promising ones.
+    """Gives the signatures of good plans to promising skeletons.
 
-    What suits a model on one mesh mostly suits it on another, and templates may have none of it. A skeleton takes the
-    signatures of each of the first `DONORS` good plans with distinct signatures that split work over the same axes of
-    the mesh, and those of the best plan of each other set of axes, as far as they are legal. The most promising of
-    these plans are also priced on other shapes (`with_other_shapes`), and with the recomputation and the ZeRO stages of
-    the templates of their mesh. Good plans and those on other shapes may have skeletons that no template has. Behind
-    the first plan there is one for each mesh with a number of micro-batches and of virtual stages; those that overflow
-    memory by much come last.
+    Signatures that are good on one mesh are mostly good on another, and templates may not have them. The skeletons are
+    those of the `TRANSFERRED` most promising meshes of the templates, and those of the good plans. Each skeleton takes
+    the signatures of up to `DONORS` good plans that split work over the same axes of the mesh, and those of the best
+    plan for each other set of axes, as far as they are legal. The most promising of these plans are also priced on
+    other shapes (`with_other_shapes`), and with the recomputation and the ZeRO stages of the templates of their mesh.
 
     Args:
-        space: the space.
-        grid: templates with their prices, of which the `TRANSFERRED` most promising meshes are taken.
-        found: [k, slots] plans that planners have found, the best first; the best of each mesh gives its skeleton too.
+        space: the plan space.
+        grid: templates with their prices.
+        found: [k, slots] plans that planners have found, the best first.
+
+    Returns:
+        [n, slots] the fastest plan that fits, if one does; then one plan for each mesh, number of micro-batches and
+        number of virtual stages, in the order of `promising_meshes`.
     """
     if not len(found):
         return found
@@ -120,7 +119,7 @@ def like_the_best(space: PlanSpace, grid: Grid, found: Ints) -> Ints:
     tried = tried.joined(_priced(space, with_other_shapes(space, promising_meshes(space, tried))))
     tried = tried.joined(_priced(space, _varied(space, grid, promising_meshes(space, tried)[:VARIED])))
     seconds = np.where(tried.prices[:, 1] <= 0.0, tried.prices[:, 0], np.inf)
-    # Where memory is scarce, one that fits may be slow beside what others promise, and the only one for long.
+    # Where memory is scarce, a plan that fits may look slow beside promises; for long it may be the only one that fits.
     fastest = tried.values[[seconds.argmin()]] if np.isfinite(seconds).any() else tried.values[:0]
     return np.concatenate([fastest, promising_meshes(space, tried)])
 
@@ -128,13 +127,14 @@ def like_the_best(space: PlanSpace, grid: Grid, found: Ints) -> Ints:
 def with_other_shapes(space: PlanSpace, found: Ints) -> Ints:
     """[n, slots] good plans with other numbers of stages, replicas, micro-batches and virtual stages.
 
-    Signatures mean the same on all shapes whose inner axes are alike, also on those of which there are no templates, or
-    only ones that overflow memory by much. Pipelines are cut evenly; ranks recompute what those of the plan do at the
-    same place, nothing, or everything.
+    Signatures mean the same on all shapes with the same inner axes, also on shapes that templates do not have. If the
+    number of chunks changes, pipelines are cut evenly. There are three plans for each shape: the ranks recompute as
+    those of the good plan at the same place, nothing, or everything.
 
     Args:
-        space: the space.
-        found: [k, slots] plans, the best first, of which the best ones of `RESHAPED` inner axes are taken.
+        space: the plan space.
+        found: [k, slots] plans, the best first; the best one of each of the first `RESHAPED` pairs of inner axes is
+            used.
     """
     first, plans = space.first, []
     for values in _of_unlike_axes(space, found):
@@ -159,7 +159,7 @@ def with_other_shapes(space: PlanSpace, found: Ints) -> Ints:
 
 
 def _of_unlike_axes(space: PlanSpace, found: Ints) -> list[Values]:
-    """The best plans of `RESHAPED` pairs of inner axes, of plans, the best first."""
+    """The first plan of each of the first `RESHAPED` pairs of inner axes among [n, slots] plans."""
     best: dict[tuple[int, int], Values] = {}
     for values in map(tuple, found.tolist()):
         shape = space.shape(values)
@@ -170,7 +170,13 @@ def _of_unlike_axes(space: PlanSpace, found: Ints) -> list[Values]:
 
 
 def _with_donors(space: PlanSpace, rows: Ints, found: Ints) -> Ints:
-    """[n, slots] the skeletons of some plans with the signatures of others, see `like_the_best`."""
+    """[n, slots] the skeletons of some plans with the signatures of others, see `like_the_best`.
+
+    Args:
+        space: the plan space.
+        rows: [m, slots] plans whose skeletons are used.
+        found: [k, slots] plans whose signatures are used, the best first.
+    """
     first = space.first.signature
     donors = found[numbered(row_digests(found[:, first:]))[1]]
     axes, of_donors = _split_axes(space, rows), _split_axes(space, donors)
@@ -192,7 +198,7 @@ def _with_donors(space: PlanSpace, rows: Ints, found: Ints) -> Ints:
 
 
 def _varied(space: PlanSpace, grid: Grid, plans: Ints) -> Ints:
-    """[n, slots] plans with the recomputation, cuts and ZeRO stages of the templates on the same mesh."""
+    """[n, slots] the templates with the shape of one of `plans`, [m, slots], and with its signatures."""
     first = space.first
     keys = row_digests(np.concatenate([plans[:, : first.cut], grid.values[:, : first.cut]]))
     of_plans, of_grid = keys[: len(plans)], keys[len(plans) :]
@@ -209,7 +215,7 @@ def _priced(space: PlanSpace, plans: Ints) -> Grid:
 
 
 def split_axes(space: PlanSpace, values: Values) -> tuple[bool, ...]:
-    """Which axes of the mesh of a plan have more than one device."""
+    """Whether the dp axis, the middle axis and the tp axis of the mesh of a plan have more than one device."""
     shape = space.shape(values)
     return shape.dp > 1, shape.middle > 1, shape.tp > 1
 
@@ -220,6 +226,6 @@ def _split_axes(space: PlanSpace, rows: Ints) -> Mask:
 
 
 def _share(over: Floats, under: Floats) -> Floats:
-    """Share of the way from one overflow to another at which memory suffices, from 0 to 1."""
+    """[n] the share of the way from one overflow to a smaller one at which the overflow is 0; between 0 and 1."""
     way: Floats = np.clip(over / np.maximum(over - under, 1e-9), 0.0, 1.0)
     return way
