@@ -1,9 +1,10 @@
 """Stage table: the time of every possible stage of a pipeline on a given order of the devices, for planners that divide
 a model among stages.
 
-A stage has some units, some consecutive devices of the order, and a strategy: the size of its inner mesh axis and the
-signatures of all operators. The table knows the seconds of every such stage in its fastest strategy and recompute mode
-that fit, and what crosses between two stages. `agents.planners.device_partition` asks it. Units: seconds, bytes.
+A stage has consecutive units of the model, consecutive devices of the order, and a strategy: the size of its inner mesh
+axis and the signatures of all operators. For every such stage the table has the seconds with the fastest strategy and
+recompute mode that fit, and the seconds of the transfer to the next stage. `agents.planners.device_partition` reads it.
+A span is consecutive units. Units: seconds, bytes.
 """
 
 from __future__ import annotations
@@ -36,11 +37,13 @@ FEW_DEVICES = 16
 """Largest number of devices for which stages of all sizes are tried (assumed: the time grows with the third power of
 the number of sizes)."""
 MOST_STEPS = 24
-"""Largest number of sizes of stages on more devices, where there are few submeshes (assumed)."""
+"""Largest number of sizes of stages on more than `FEW_DEVICES` devices that have few submeshes (assumed)."""
 FEWEST_TILES = 5
-"""Number of sizes of submeshes that is enough to choose from; a prime number of devices has hardly any (assumed)."""
+"""Least number of sizes of submeshes that is enough to choose from (assumed); a prime number of devices has hardly any.
+"""
 MOST_SUBMESHES = 32
-"""Largest number of stages on submeshes (assumed): the time of planners grows with its square."""
+"""Largest number of submeshes into which the cluster is divided (assumed): the time of planners grows with its
+square."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,8 +55,8 @@ class Strategy:
     signatures: Ints
     """[operator rows, axes] signatures."""
     splits_batch: bool = False
-    """Whether the inner axis splits the batch too, so that gradients are reduced in two levels; then the samples of the
-    fullest replica divide over it."""
+    """Whether the inner axis splits the batch too, so that gradients are reduced in two levels. Then it must divide the
+    samples of each index of the outer axis."""
 
     @staticmethod
     def of(space: PlanSpace, tp: int, signatures: Ints) -> Strategy:
@@ -63,7 +66,7 @@ class Strategy:
         return Strategy(tp=tp, signatures=signatures, splits_batch=bool((inner["splits_batch"] == 1).any()))
 
     def is_like(self, other: Strategy) -> bool:
-        """Whether another strategy does the same."""
+        """Whether another strategy has the same inner axis and the same signatures."""
         return self.tp == other.tp and np.array_equal(self.signatures, other.signatures)
 
 
@@ -71,7 +74,7 @@ class StageTable:
     """The stages of plans with one number of micro-batches, one ZeRO stage and some strategies.
 
     Attributes:
-        entries: how many costs of spans have been computed, of one strategy each.
+        entries: how many costs have been computed, counting each strategy of each span.
     """
 
     def __init__(
@@ -89,11 +92,15 @@ class StageTable:
         """Begins a table; its entries are computed when they are first asked for.
 
         Args:
-            order: numbers of the devices.
-            strategies: those that a stage may have; where several take equally long, the first.
-            holds: whether a stage is held by its transfers, as in our price; otherwise the channel has them alone.
+            space: the plan space.
+            order: the devices of the cluster in the order in which stages take them.
+            num_micro_batches: micro-batches of a step.
+            strategies: those that a stage may have; of equally fast ones the first is taken.
+            zero: ZeRO stage.
+            holds: whether a transfer occupies the stages on either side, as in our price; otherwise it occupies only
+                the channel between them.
             partly: whether the first units of a stage may recompute more than the others, see `SpanCosts.fastest`.
-            known: a table whose costs are not computed again; it may differ in the order of the devices and in `holds`.
+            known: a table whose costs are used again; it may differ in the order of the devices and in `holds`.
         """
         self.space, self.order, self.strategies, self.zero = space, order, strategies, zero
         self.num_micro_batches, self.holds, self.partly = num_micro_batches, holds, partly
@@ -113,11 +120,12 @@ class StageTable:
 
     @property
     def sizes(self) -> list[int]:
-        """Numbers of devices with which some strategy is possible: no rank is left without a sample."""
+        """Numbers of devices of a stage with which some strategy is possible: every rank has a sample."""
         found = range(1, len(self.order) + 1)
         return [size for size in found if any(self._fits(size, strategy) for strategy in self.strategies)]
 
     def _fits(self, size: int, strategy: Strategy) -> bool:
+        """Whether a strategy is possible on `size` devices."""
         replicas = size // strategy.tp
         if size % strategy.tp or replicas > self.samples:
             return False
@@ -128,7 +136,7 @@ class StageTable:
         return self.order[place : place + size]
 
     def spans(self, place: int, size: int, strategy: Strategy) -> SpanCosts:
-        """Costs of all spans on the devices at a place; equal devices behind equal links are priced once."""
+        """Costs of all spans on `size` devices from a place of the order; they are computed once for equal devices."""
         known = self._at.get((place, size, strategy))
         if known is not None:
             return known
@@ -153,7 +161,7 @@ class StageTable:
         return self._kinds[place, size]
 
     def _rate(self, first: int, middle: int, last: int) -> float:
-        """Least bandwidth from the devices at the first places to those at the last ones."""
+        """Least bandwidth from the devices at places `first` to `middle` - 1 to those at `middle` to `last` - 1."""
         key = (first, middle, last)
         if key not in self._rates:
             between = self.matrix[np.ix_(self.order[first:middle], self.order[middle:last])]
@@ -161,28 +169,36 @@ class StageTable:
         return self._rates[key]
 
     def least_rate(self, place: int, size: int) -> float:
-        """Least bandwidth between the devices at a place."""
+        """Least bandwidth between any two of `size` devices from a place of the order, in bytes/s."""
         return float(self._least_within[size - 1][place])
 
     @functools.cached_property
     def _least_within(self) -> list[Floats]:
-        """For each number of devices, from 1, [places] the least bandwidth among as many devices from each place."""
+        """One array for each number of devices from 1: [places] `least_rate` of as many devices from each place."""
         between = self.matrix[np.ix_(self.order, self.order)]
         between = np.where(between > 0.0, between, np.inf)
         between = np.minimum(between, between.T)
         found: list[Floats] = [np.full(len(between), np.inf)]
         for size in range(2, len(between) + 1):
-            # With one device more, the only new pair is the first and the last device.
+            # All pairs but the first and the last device are within the devices without either of these two.
             shorter, ends = found[-1], np.diagonal(between, size - 1)
             found.append(np.minimum(np.minimum(shorter[:-1], shorter[1:]), ends))
         return found
 
     def seconds(self, behind: int, place: int, size: int) -> Floats:
-        """See `StageSeconds`: both passes, and the share of a micro-batch in the reduction of gradients."""
+        """[units + 1, units + 1] seconds of each span for a micro-batch, see `StageSeconds`: both passes, transfers
+        where the table `holds`, and its share of the reduction of gradients.
+
+        Args:
+            behind: number of stages from this one to the last.
+            place: place of its first device in the order.
+            size: number of its devices.
+        """
         return self._best(behind, place, size)[0]
 
     def _best(self, behind: int, place: int, size: int) -> tuple[Floats, Ints, Ints]:
-        """For each span: the seconds, the number of the fastest strategy, and the number of its recomputation."""
+        """For each span: seconds, the number of the fastest strategy, and its recomputation as in
+        `SpanCosts.fastest`."""
         asked = min(behind, self.num_micro_batches), place, size
         if asked not in self._asked:
             self._asked[asked] = self._find_best(*asked)
@@ -207,15 +223,15 @@ class StageTable:
         return self._fastest[key]
 
     def _strategy_seconds(self, costs: SpanCosts, alive: int, sends: tuple[float, float]) -> tuple[Floats, Ints]:
-        """Seconds of all spans in one strategy, and the number of the recomputation of each; `sends`: seconds a byte to
-        either side."""
+        """Seconds of all spans with one strategy, and the number of the recomputation of each; `sends`: seconds a byte
+        to the stage before and to the one after."""
         times, modes = costs.fastest(alive, partly=self.partly)
         return times + costs.beside_s(self.num_micro_batches, *sends), modes
 
     def _sends(self, place: int, size: int) -> tuple[float, float]:
-        """Seconds of a byte between a stage and the stage before it, and the one after it; 0 where there is none.
+        """Seconds to send a byte to the stage before a stage, and to the stage after it; 0 where there is none.
 
-        The neighbours are taken to have as many devices, or those that there are.
+        Both are assumed to have as many devices as the stage itself, or as many as are left.
         """
         if (place, size) not in self._sent:
             own, end = np.array(self.order[place : place + size]), place + size
@@ -225,7 +241,7 @@ class StageTable:
         return self._sent[place, size]
 
     def _a_byte(self, senders: Ints, receivers: Ints) -> float:
-        """Seconds in which each sender sends a byte, as in the price; 0 without senders."""
+        """Seconds in which each sender sends a byte, as in the price; 0 without senders or receivers."""
         if not len(senders) or not len(receivers):
             return 0.0
         stands = self.space.evaluator.stands
@@ -233,8 +249,8 @@ class StageTable:
         return 1.0 / stands.sends.of(patterns, senders, receivers)[1]
 
     def channel(self, place: int, size: int, following: int) -> Floats:
-        """See `ChannelSeconds`: activations on their way and gradients on their way back, over all ways between the
-        devices of the two stages."""
+        """[units + 1] seconds a micro-batch of the channel to a stage of `following` devices, see `ChannelSeconds`:
+        activations and their gradients, over all pairs of devices of the two stages at the same time."""
         rate = self._rate(place, place + size, place + size + following)
         key = (rate, size, following)
         if key not in self._channels:
@@ -243,18 +259,19 @@ class StageTable:
         return self._channels[key]
 
     def aligned_seconds(self, behind: int, place: int, size: int) -> Floats:
-        """`seconds` of submeshes that tile the cluster; infinite for others."""
+        """`seconds` of devices that begin at a multiple of their number; infinite for others. Such submeshes tile the
+        cluster."""
         if place % size:
             return np.full((self.space.num_units + 1,) * 2, np.inf)
         return self.seconds(behind, place, size)
 
     def nothing(self, place: int, size: int, following: int) -> Floats:
-        """A channel that takes no time: stages are held by their transfers."""
+        """A channel that takes no time, for tables in which transfers occupy the stages."""
         return np.zeros(self.space.num_units + 1)
 
     def latency_s(self, partition: Partition, schedule: str = "1f1b") -> float:
-        """Seconds of a step of a partition: one micro-batch through all stages, and all others at the pace of the
-        slowest one (Alpa's equation 2). Infinite where it does not fit under the schedule, see `staged`."""
+        """Seconds of a step of a partition by Alpa's equation 2: the sum over all stages, and the slowest stage once
+        more for each further micro-batch. Infinite where it does not fit under the schedule."""
         alive = self._alive(partition, schedule)
         each = [
             float(self.seconds(held, stage.place, stage.devices)[stage.first, stage.last])
@@ -272,8 +289,8 @@ class StageTable:
         return [self.held(behind, schedule) for behind in range(len(partition.stages), 0, -1)]
 
     def staged(self, partition: Partition, schedule: str = "1f1b") -> StagedPlan:
-        """The plan of a partition under a schedule, whose stages recompute what they must to hold their
-        micro-batches."""
+        """The plan of a partition under a schedule; its stages recompute as much as their micro-batches in flight
+        require."""
         found = []
         for held, stage in zip(self._alive(partition, schedule), partition.stages, strict=True):
             _, which, modes = self._best(held, stage.place, stage.devices)
@@ -294,13 +311,14 @@ class StageTable:
 
 
 def links_matrix(space: PlanSpace) -> Floats:
-    """[devices, devices] bytes/s between two devices: measured, or of the links between them."""
+    """[devices, devices] bandwidth between two devices in bytes/s: measured, or that of the link between them."""
     cluster = space.problem.cluster
     return _of_pairs(cluster, lambda one, other: group_link(cluster, (one, other)).bytes_per_s)
 
 
 def _of_pairs(cluster: Cluster, rate: Callable[[int, int], float]) -> Floats:
-    """[devices, devices] bytes/s between two devices: measured, or a function of them that is equal for alike hosts."""
+    """[devices, devices] bytes/s between two devices: measured, or `rate` of them, which must depend only on the kinds
+    of their hosts and on whether these are one host or two."""
     if cluster.bandwidth_GBps is not None:
         return np.array(cluster.bandwidth_GBps) * 1e9 * (1.0 - np.eye(cluster.num_devices))
     # Devices whose hosts are of the same kinds, on one host or on two, have the same link.
@@ -324,8 +342,11 @@ def _of_pairs(cluster: Cluster, rate: Callable[[int, int], float]) -> Floats:
 
 
 def megatron_strategies(space: PlanSpace) -> list[Strategy]:
-    """What the inner axis of every size may do, without a middle axis: Megatron-LM's signatures, without and with
-    sequence parallelism; or the batch, where a host has that many devices and there are several hosts."""
+    """The usual strategies for every size of the inner axis, without a middle axis.
+
+    These are Megatron-LM's signatures, without and with sequence parallelism. If a size is that of a host and there are
+    several hosts, the inner axis may also split the batch.
+    """
     hosts = (
         {host.num_devices for host in space.problem.cluster.hosts} if len(space.problem.cluster.hosts) > 1 else set()
     )
@@ -346,13 +367,14 @@ def megatron_strategies(space: PlanSpace) -> list[Strategy]:
                 )
                 found[key] = Strategy.of(space, shape.tp, space.signatures(values))
     if all(tp > 1 for tp, *_ in found) and space.problem.hints.fix.tp is None and space.problem.target is None:
-        # A batch smaller than the number of devices: the space's plans have all devices in each stage.
+        # The batch is smaller than the number of devices, so no plan of the space has tp 1. A stage with few devices
+        # can.
         return [Strategy(tp=1, signatures=data_parallel(space.evaluator, len(space.axes))), *found.values()]
     return list(found.values())
 
 
 class Setting(NamedTuple):
-    """What a pipeline has besides its stages, as users of a planner give it."""
+    """What the users of a planner of the literature decide themselves: micro-batches and the ZeRO stage."""
 
     num_micro_batches: int
     zero: int
@@ -362,7 +384,7 @@ class Setting(NamedTuple):
 
 
 def settings_by_templates(space: PlanSpace) -> Iterator[Setting]:
-    """The settings that templates have, that of the fastest template first; those that do not fit last."""
+    """The distinct settings of the templates, that of the fastest template first; those that do not fit last."""
     values, prices = priced_templates(space)
     worth = np.where(prices[:, 1] <= 0.0, prices[:, 0], prices[:, 0] + prices[:, 0].max() * (1.0 + prices[:, 1]))
     found: dict[tuple[int, int], dict[int, Values]] = {}
@@ -376,16 +398,16 @@ def settings_by_templates(space: PlanSpace) -> Iterator[Setting]:
 
 
 def tiles_suffice(devices: int, tiles: Sequence[int]) -> bool:
-    """Whether stages have sizes enough among those of submeshes that tile the cluster."""
+    """Whether a large cluster has enough sizes of submeshes that tile it, so that stages need no other sizes."""
     return devices > FEW_DEVICES and len(tiles) >= FEWEST_TILES
 
 
 def has_few_pipelines(space: PlanSpace) -> bool:
-    """Whether the space of a large cluster has few pipelines.
+    """Whether the plan space of a large cluster has few pipelines.
 
-    Stages of the space are all alike, or the first one has fewer devices. So the space has few pipelines where few
-    numbers divide the devices of the cluster, or where few numbers of micro-batches divide the batch: most of them are
-    more than `FEW_TIMES` the one before.
+    In a pipeline of the space all stages have equally many devices, except the first one, which may have fewer. So
+    there are few pipelines if few numbers divide the devices of the cluster. There are also few if few numbers of
+    micro-batches divide the batch: most of them are more than `FEW_TIMES` the next smaller one.
     """
     devices, counts = space.meshes.devices, space.meshes.micro_batches
     if devices <= FEW_DEVICES:
@@ -395,8 +417,14 @@ def has_few_pipelines(space: PlanSpace) -> bool:
 
 
 def stepped_sizes(table: StageTable) -> tuple[int, list[int]]:
-    """A step and the numbers of devices of stages that begin at multiples of it, at most `MOST_STEPS` of them: whole
-    hosts, or equal parts of one. What remains of the devices after the last multiple belongs to the last stage."""
+    """Sizes of stages for clusters with few submeshes: multiples of a step.
+
+    The step is a number of whole hosts, or an equal part of one, of which the cluster has at most `MOST_STEPS`. All
+    stages begin at a multiple of it. The last stage also has the devices after the last multiple.
+
+    Returns:
+        The step, and the possible numbers of devices of a stage.
+    """
     devices, cluster = len(table.order), table.space.problem.cluster
     host = math.gcd(*(host.num_devices for host in cluster.hosts))
     least = -(-devices // MOST_STEPS)
@@ -407,11 +435,11 @@ def stepped_sizes(table: StageTable) -> tuple[int, list[int]]:
 
 
 def aligned_sizes(table: StageTable) -> list[int]:
-    """Numbers of devices of submeshes that tile the cluster, at most `MOST_SUBMESHES` of the smallest."""
+    """Sizes of `submeshes` with which some strategy is possible."""
     possible = set(table.sizes)
     return [size for size in submeshes(len(table.order)) if size in possible]
 
 
 def submeshes(devices: int) -> list[int]:
-    """Sizes of submeshes that tile the cluster into so few parts that planners can look at all of them."""
+    """Sizes of submeshes that divide a cluster into at most `MOST_SUBMESHES` equal parts."""
     return [size for size in divisors(devices) if size >= -(-devices // MOST_SUBMESHES)]
