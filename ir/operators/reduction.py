@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ir.factors import Passing
-from ir.operators.base import Context, Result, Unsupported, kind, statistics, within
+from ir.operators.base import Context, Dims, Result, Unsupported, kind, statistics, within
 
 SAVED_BY_REDUCTIONS = {
     "ReduceSum": ((), ()), "ReduceMean": ((), ()), "ReduceL2": ((0,), (0,)), "ReduceLogSumExp": ((0,), (0,)),
