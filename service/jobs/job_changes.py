@@ -20,7 +20,7 @@ TURNS = "automap:turns"
 """Tenant -> when a job of it was begun last."""
 _PRIORITY_S = 1e11
 """Seconds of age that one step of priority outweighs: more than any clock shows."""
-_READ = ("state", "attempt", "created_at", "started_at", "reserved_s", "workers", "progress")
+_READ = ("state", "model_id", "attempt", "created_at", "started_at", "reserved_s", "workers", "progress")
 """Fields of a job's hash that every change looks at."""
 _READ_OF_STATE = ("request", "best")
 """Fields that only a change of the state looks at: they are large."""
@@ -120,9 +120,10 @@ class JobChanges(JobReader):
             counts.priced(pipe, row["progress"], fields["progress"])
         if state_after is None:
             return
-        created_at, reserved_s, used = float(row["created_at"]), float(row["reserved_s"] or 0), 0.0
+        model_id, created_at, used = row["model_id"].decode(), float(row["created_at"]), 0.0
+        reserved_s = float(row["reserved_s"] or 0)
         self._tell(pipe, job_id, state_after, int(row["attempt"]), fields.get("problem"))
-        self._list(pipe, job_id, created_at, state_after, before=row["state"].decode())
+        self._list(pipe, job_id, model_id, created_at, state_after, before=row["state"].decode())
         if row["state"] == b"running":
             # Of the time that was reserved, each run takes what it has used; the end gives the rest back.
             # A clock that is set back makes no time.
@@ -145,14 +146,17 @@ class JobChanges(JobReader):
         pipe.hset(f"{self._at}sizes", job_id, str(sum(len(value or "") for value in kept)))
         self._charge(pipe, created_at, -reserved_s)
 
-    def _list(self, pipe: Any, job_id: str, created_at: float, state: str, *, before: str | None = None) -> None:
-        """Puts a job into the list of those in its new state, and takes it out of that of its old one, if any. Members
-        of a job are in no list."""
+    def _list(
+        self, pipe: Any, job_id: str, model_id: str, created_at: float, state: str, *, before: str | None = None
+    ) -> None:
+        """Puts a job into the lists of those in its new state, and takes it out of those of its old one, if any.
+        Members of a job are in no list."""
         if parent_of(job_id) is not None:
             return
-        if before is not None:
-            pipe.zrem(self.list_key(before), job_id)
-        pipe.zadd(self.list_key(state), {job_id: created_at})
+        for key in self.list_keys(before, model_id) if before is not None else ():
+            pipe.zrem(key, job_id)
+        for key in self.list_keys(state, model_id):
+            pipe.zadd(key, {job_id: created_at})
 
     def _tell(self, pipe: Any, job_id: str, state: str, attempt: int, problem: str | None = None) -> None:
         """Tells those who listen of a job's new state."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from typing import Any, TypeVar, cast
 
@@ -20,8 +20,6 @@ _CHUNK = 100
 """Jobs that are read at once while a list is filtered."""
 _GROUP_BYTES = 1 << 20
 """About how many bytes are read at once (assumed)."""
-_MOST_READ = 5000
-"""Jobs that one page reads at most; those of a model that few jobs have may take several pages."""
 BATCH = 100
 """Jobs that are changed or removed at once: Redis does nothing else meanwhile."""
 Place = tuple[float, str]
@@ -40,9 +38,10 @@ class JobReader(ModelStore):
         """Key of the stream of a job's events."""
         return f"{self.job_key(job_id)}:events"
 
-    def list_key(self, state: str) -> str:
-        """Key of the list of the jobs in a state."""
-        return f"{self._at}jobs:{state}"
+    def list_keys(self, state: str, model_id: str) -> list[str]:
+        """Keys of the lists of a job in a state: of all jobs in the state, and of those of its model, if it has one."""
+        every = f"{self._at}jobs:{state}"
+        return [every, f"{every}:{model_id}"] if model_id else [every]
 
     def job(self, job_id: str) -> Job | None:
         """A job's record, or None."""
@@ -71,47 +70,41 @@ class JobReader(ModelStore):
         """
         found: list[Job] = []
         num_bytes = 0
-        keys = [self.list_key(state) for state in dict.fromkeys(states)] or [f"{self._at}jobs"]
-        if states:
-            self._complete_lists()
-
-        def is_wanted(state: bytes, model: bytes | None) -> bool:
-            # Its state may have changed since its list was read.
-            return (not states or state_of(state) in states) and model_id in (None, (model or b"").decode())
-
-        for num_read, (job, place, size) in enumerate(self._newest(keys, cursor, is_wanted), 1):
-            if job is not None:
-                found.append(job)
-                num_bytes += size
-            if len(found) == limit or num_bytes >= PAGE_BYTES or num_read == _MOST_READ:
+        keys = [f"{self._at}jobs"]
+        if states or model_id:
+            keys = [self.list_keys(state, model_id or "")[-1] for state in dict.fromkeys(states or STATES)]
+        for job, place, size in self._newest(keys, cursor, states or STATES):
+            found.append(job)
+            num_bytes += size
+            if len(found) == limit or num_bytes >= PAGE_BYTES:
                 return found, place
         return found, None
 
     def _newest(
-        self, keys: Sequence[str], cursor: Place | None, is_wanted: Callable[[bytes, bytes | None], bool]
-    ) -> Iterator[tuple[Job | None, Place, int]]:
-        """Each job of some lists after a cursor, None if its state and model are not wanted; its place and the bytes of
-        its request. Records that are not wanted are not read: of many jobs a few may be of one model."""
+        self, keys: Sequence[str], cursor: Place | None, states: Collection[State]
+    ) -> Iterator[tuple[Job, Place, int]]:
+        """Each job of some lists after a cursor with its place and the bytes of its request; not those that are in
+        none of some states any more."""
         merged = heapq.merge(*(self._places(key, cursor) for key in keys), reverse=True)
         # A job that changes meanwhile may be found in two lists.
         rest = (place for place, _ in groupby(merged))
         while places := list(islice(rest, _CHUNK)):
             with self._redis.pipeline(transaction=False) as pipe:
                 for _, job_id in places:
-                    pipe.hmget(self.job_key(job_id), ["state", "model_id"])
+                    pipe.hget(self.job_key(job_id), "state")
                     pipe.hstrlen(self.job_key(job_id), "request")
                 answers = pipe.execute()
-            sizes = answers[1::2]
-            states = {job_id: row for (_, job_id), row in zip(places, answers[::2], strict=True) if row[0] is not None}
-            chosen = {job_id for job_id, row in states.items() if is_wanted(*row)}
+            sized = [
+                (place, size)
+                for place, state, size in zip(places, answers[::2], answers[1::2], strict=True)
+                if state is not None and state_of(state) in states
+            ]
             # Large requests are read a few at a time: nobody may want the whole chunk.
-            group = max(1, _GROUP_BYTES // max(1, *sizes, 1))
-            for begin in range(0, len(places), group):
-                several = places[begin : begin + group]
-                read = {job.id: job for job in self._read(job_id for _, job_id in several if job_id in chosen)}
-                for place, size in zip(several, sizes[begin:], strict=False):
-                    if place[1] in states and (place[1] in read or place[1] not in chosen):
-                        yield read.get(place[1]), place, size
+            group = max(1, _GROUP_BYTES // max(1, *(size for _, size in sized), 1))
+            for begin in range(0, len(sized), group):
+                several = sized[begin : begin + group]
+                read = {job.id: job for job in self._read(job_id for (_, job_id), _ in several)}
+                yield from ((read[place[1]], place, size) for place, size in several if place[1] in read)
 
     def _places(self, key: str, cursor: Place | None) -> Iterator[Place]:
         """The places of a list after a cursor, newest first."""
@@ -128,32 +121,6 @@ class JobReader(ModelStore):
             cursor = places[-1] if places else cursor
             # Jobs of one moment may fill a chunk.
             count = _CHUNK if places else 2 * count
-
-    def _complete_lists(self) -> None:
-        """Puts jobs into the list of their state that are in none, as those are that an earlier version has stored."""
-        keys = [self.list_key(state) for state in STATES]
-        with self._redis.pipeline() as pipe:
-            pipe.zcard(f"{self._at}jobs")
-            for key in keys:
-                pipe.zcard(key)
-            num_jobs, *listed = pipe.execute()
-        if num_jobs <= sum(listed):
-            return
-        known = {name for key in keys for name in self._redis.zrange(key, 0, -1)}
-        rows = self._redis.zrange(f"{self._at}jobs", 0, -1, withscores=True)
-        for several in batches((name.decode(), at) for name, at in rows if name not in known):
-
-            def change(pipe: Any, several: list[tuple[str, float]] = several) -> None:
-                with self._redis.pipeline(transaction=False) as look:
-                    for job_id, _ in several:
-                        look.hget(self.job_key(job_id), "state")
-                    states = look.execute()
-                pipe.multi()
-                for (job_id, at), state in zip(several, states, strict=True):
-                    if state is not None:
-                        pipe.zadd(self.list_key(state_of(state)), {job_id: at})
-
-            self._redis.transaction(change, *(self.job_key(job_id) for job_id, _ in several))
 
     def active(self) -> list[Job]:
         """Jobs that have not ended, oldest first."""

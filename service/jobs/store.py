@@ -112,7 +112,7 @@ class Store(JobChanges):
                 pipe.hset(self.job_key(member), mapping=fields | own)
             pipe.hset(f"{self._at}sizes", job_id, str(len(text)))
             pipe.zadd(f"{self._at}jobs", {job_id: now})
-            self._list(pipe, job_id, now, "queued")
+            self._list(pipe, job_id, model_id, now, "queued")
             for name in (job_id, *members):
                 pipe.sadd(f"{self._at}active", name)
                 self._wait(pipe, name, request.priority, now)
@@ -155,7 +155,8 @@ class Store(JobChanges):
         def change(pipe: Any) -> None:
             nonlocal token
             token = 0
-            state, attempt, created_at = pipe.hmget(self.job_key(job_id), ["state", "attempt", "created_at"])
+            read = ("state", "attempt", "created_at", "model_id")
+            state, attempt, created_at, model_id = pipe.hmget(self.job_key(job_id), read)
             pipe.multi()
             if state != b"queued":
                 # What is left among those that wait of a job that is gone would be chosen again for ever.
@@ -169,7 +170,7 @@ class Store(JobChanges):
             pipe.hset(self.job_key(job_id), mapping=started)
             pipe.hdel(self.job_key(job_id), "progress")
             pipe.zrem(f"{self._at}waiting", job_id)
-            self._list(pipe, job_id, float(created_at), "running", before="queued")
+            self._list(pipe, job_id, model_id.decode(), float(created_at), "running", before="queued")
             pipe.zadd(TURNS, {self.tenant: now})
             note(pipe, token)
             self._tell(pipe, job_id, "running", token)
@@ -228,9 +229,9 @@ class Store(JobChanges):
     def _delete_batch(self, ids: Sequence[str]) -> int:
         with self._redis.pipeline(transaction=False) as pipe:
             for job_id in ids:
-                pipe.hget(self.job_key(job_id), "workers")
-            jobs = zip(ids, pipe.execute(), strict=True)
-            members = [name for job_id, workers in jobs for name in members_of(job_id, int(workers or 1))]
+                pipe.hmget(self.job_key(job_id), ["workers", "model_id"])
+            jobs = list(zip(ids, pipe.execute(), strict=True))
+            members = [name for job_id, (workers, _) in jobs for name in members_of(job_id, int(workers or 1))]
             names = [*members, *ids]
             for name in names:
                 pipe.hget(self.job_key(name), "state")
@@ -240,7 +241,9 @@ class Store(JobChanges):
         ended_now |= {name for name in active if name not in ended_now and self.cancel(name)}
 
         def remove(pipe: Any) -> None:
-            for key in (*map(self.list_key, STATES), f"{self._at}jobs"):
+            models = {(model_id or b"").decode() for _, (_, model_id) in jobs}
+            lists = {key for model_id in models for state in STATES for key in self.list_keys(state, model_id)}
+            for key in (*sorted(lists), f"{self._at}jobs"):
                 pipe.zrem(key, *ids)
             pipe.hdel(f"{self._at}sizes", *names)
             for name in names:

@@ -15,7 +15,6 @@ import pytest
 import redis
 from redis_servers import ON_EVERY_REDIS, RedisServer
 
-from service.jobs import job_reader
 from service.jobs.connection import connect
 from service.jobs.job_changes import Superseded
 from service.jobs.records import STATES, Job, State
@@ -23,6 +22,8 @@ from service.jobs.run_job import JobRequest
 from service.jobs.store import Store
 
 REQUEST = JobRequest(cluster="8xV100-16GB", training={"global_batch": 64}, budget="1s")
+MODELS = ["m", "n", ""]
+"""Ids of models; a known model of the zoo has none."""
 
 CHANGES: list[Callable[[Store, str, int], object]] = [
     lambda store, job_id, token: store.begin(job_id),
@@ -41,18 +42,18 @@ def change_anything(store: Store, chance: random.Random) -> None:
     """Creates a job, or changes any one that there is."""
     jobs = store.jobs(50)[0]
     if len(jobs) < 5 or chance.random() < 0.2:
-        store.create("m", replace(REQUEST, workers=chance.randint(1, 2)))
+        store.create(chance.choice(MODELS), replace(REQUEST, workers=chance.randint(1, 2)))
     else:
         job = chance.choice(jobs)
         with contextlib.suppress(Superseded):
             chance.choice(CHANGES)(store, job.id, job.attempt)
 
 
-def pages(store: Store, limit: int, states: list[State]) -> list[str]:
-    """Ids of all jobs in some states, page after page."""
+def pages(store: Store, limit: int, states: list[State], model_id: str | None) -> list[str]:
+    """Ids of all jobs in some states, of a model or all, page after page."""
     found, cursor = list[Job](), None
     while True:
-        page, cursor = store.jobs(limit, cursor=cursor, states=states)
+        page, cursor = store.jobs(limit, cursor=cursor, states=states, model_id=model_id)
         found += page
         if cursor is None:
             return [job.id for job in found]
@@ -63,11 +64,16 @@ def check_lists(store: Store) -> None:
     """Compares every list with the records of all jobs, and the keys of the lists with each other."""
     jobs, end = store.jobs(1000)
     assert end is None
-    for count in (1, 2):
+    for count in (0, 1, 2):
         for states in itertools.combinations(STATES, count):
-            assert pages(store, 7, [*states]) == [job.id for job in jobs if job.state in states]
-    listed = [name for state in STATES for name in store.client.zrange(store.list_key(state), 0, -1)]
-    assert sorted(listed) == sorted(job.id.encode() for job in jobs)
+            for model_id in (None, "m", "n", "unknown"):
+                chosen = [job for job in jobs if not states or job.state in states]
+                wanted = [job.id for job in chosen if model_id in (None, job.model_id)]
+                assert pages(store, 7, [*states], model_id) == wanted
+    for model_id in ("", "m", "n"):
+        keys = [store.list_keys(state, model_id)[-1] for state in STATES]
+        listed = [name for key in keys for name in store.client.zrange(key, 0, -1)]
+        assert sorted(listed) == sorted(job.id.encode() for job in jobs if model_id in ("", job.model_id))
 
 
 @pytest.fixture
@@ -90,9 +96,9 @@ class TestOnEveryRedis:
             check_lists(ticking)
 
     @pytest.mark.parametrize("state", STATES)
-    def test_many_newer_jobs_hide_none(self, ticking: Store, state: State, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A page reads at most so many records; the few jobs of a state are on the first page all the same."""
-        monkeypatch.setattr(job_reader, "_MOST_READ", 20)
+    @pytest.mark.parametrize("model_id", [None, "m"])
+    def test_newer_jobs_of_others_are_not_read(self, ticking: Store, state: State, model_id: str | None) -> None:
+        """Newer ones are in another state, or of another model: they hide none, however many they are."""
         ends: dict[State, Callable[[str, int], object]] = {
             "running": lambda job_id, token: None,
             "queued": ticking.requeue,
@@ -101,12 +107,19 @@ class TestOnEveryRedis:
             "cancelled": lambda job_id, token: ticking.cancel(job_id),
         }
         wanted = [ticking.create("m", REQUEST).id for _ in range(2)]
-        others = [ticking.create("m", REQUEST).id for _ in range(30)]
-        other: State = "running" if state != "running" else "queued"
+        others = [ticking.create("m" if model_id is None else "n", REQUEST).id for _ in range(30)]
+        other: State = state if model_id else "running" if state != "running" else "queued"
         for job_id in (*wanted, *others):
             ends[state if job_id in wanted else other](job_id, ticking.begin(job_id) or 0)
-        page, end = ticking.jobs(100, states=[state])
+
+        def num_read() -> int:
+            return int(ticking.client.info("commandstats")["cmdstat_hstrlen"]["calls"])
+
+        ticking.jobs(1, states=[state], model_id=model_id)
+        before = num_read()
+        page, end = ticking.jobs(100, states=[state], model_id=model_id)
         assert ({job.id for job in page}, end) == ({*wanted}, None)
+        assert num_read() - before == len(wanted)
 
     def test_changes_at_once(self, client: redis.Redis, redis_url: str) -> None:
         def work(seed: int) -> None:
@@ -145,16 +158,6 @@ class TestOnEveryRedis:
         ticking.delete_all()
         assert ticking.client.info("stats")["total_reads_processed"] - before < 100
         assert ticking.jobs(9) == ([], None)
-
-    def test_jobs_of_an_earlier_version_are_listed(self, ticking: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(Store, "_list", lambda *given, **named: None)
-            ids = [ticking.create("m", REQUEST).id for _ in range(job_reader.BATCH + 10)]
-            for change, job_id in zip(CHANGES, ids, strict=False):
-                change(ticking, job_id, ticking.begin(job_id) or 0)
-        for job_id in ids[-2:]:
-            ticking.begin(job_id)
-        check_lists(ticking)
 
 
 def test_a_redis_that_is_killed_loses_no_place(tmp_path: Path) -> None:
