@@ -32,11 +32,11 @@ class Durations:
         return sum(self.classes)
 
 
-def took(pipe: Any, name: str, seconds: float) -> None:
-    """Counts a duration in a transaction."""
+def took(pipe: Any, name: str, seconds: float, *, times: int = 1) -> None:
+    """Counts a duration in a transaction, once or several times."""
     place = next((i for i, end in enumerate(BUCKETS_S) if seconds <= end), len(BUCKETS_S))
-    pipe.hincrby(COUNTS, f"{name}:{place}", 1)
-    pipe.hincrbyfloat(COUNTS, f"{name}:sum", max(0.0, seconds))
+    pipe.hincrby(COUNTS, f"{name}:{place}", times)
+    pipe.hincrbyfloat(COUNTS, f"{name}:sum", times * max(0.0, seconds))
 
 
 def priced(pipe: Any, before: bytes | None, progress: str) -> None:

@@ -8,7 +8,7 @@ of why a job changes (`service.jobs.store`). Units: seconds since 1970, bytes.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from service.jobs import counts, delivery, events
@@ -40,25 +40,6 @@ class JobChanges(JobReader):
         except Superseded:
             return False
         return True
-
-    def _cancel_waiting(self, ids: Sequence[str]) -> set[str]:
-        """Ends those of several jobs that wait as cancelled, in one transaction; returns them."""
-        cancelled = set[str]()
-
-        def change(pipe: Any) -> None:
-            cancelled.clear()
-            with self._redis.pipeline(transaction=False) as look:
-                for job_id in ids:
-                    look.hmget(self.job_key(job_id), [*_READ, *_READ_OF_STATE])
-                rows = [dict(zip([*_READ, *_READ_OF_STATE], row, strict=True)) for row in look.execute()]
-            pipe.multi()
-            for job_id, row in zip(ids, rows, strict=True):
-                if row["state"] == b"queued":
-                    self._change(pipe, job_id, row, {"state": "cancelled"})
-                    cancelled.add(job_id)
-
-        self._redis.transaction(change, *map(self.job_key, ids))
-        return cancelled
 
     def _write(
         self, job_id: str, token: int | None, fields: dict[str, str], *, told: Mapping[str, Any] | None = None
@@ -144,7 +125,7 @@ class JobChanges(JobReader):
             best = None
         kept = (row["request"], best, fields.get("plan"), fields.get("problem"))
         pipe.hset(f"{self._at}sizes", job_id, str(sum(len(value or "") for value in kept)))
-        self._charge(pipe, created_at, -reserved_s)
+        self._charge(pipe, self._day_key(created_at), -reserved_s)
 
     def _list(
         self, pipe: Any, job_id: str, model_id: str, created_at: float, state: str, *, before: str | None = None
@@ -170,9 +151,10 @@ class JobChanges(JobReader):
         pipe.zadd(TURNS, {self.tenant: 0.0}, nx=True)
         delivery.put(self.client, pipe)
 
-    def _charge(self, pipe: Any, at: float, seconds: float) -> None:
-        pipe.incrbyfloat(self._day_key(at), seconds)
-        pipe.expire(self._day_key(at), 2 * DAY_S)
+    def _charge(self, pipe: Any, day: str, seconds: float) -> None:
+        """Charges the day of a key, see `_day_key`, with seconds of search."""
+        pipe.incrbyfloat(day, seconds)
+        pipe.expire(day, 2 * DAY_S)
 
     def _day_key(self, at: float) -> str:
         return f"{self._at}searched:{int(at // DAY_S)}"

@@ -14,7 +14,7 @@ import contextlib
 import functools
 import hashlib
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,7 +118,7 @@ class Store(JobChanges):
                 self._wait(pipe, name, request.priority, now)
                 self._tell(pipe, name, "queued", 0)
             if reserve_s:
-                self._charge(pipe, now, reserve_s + len(members) * search_s)
+                self._charge(pipe, self._day_key(now), reserve_s + len(members) * search_s)
 
         self._redis.transaction(change, replay, f"{self._at}waiting", self._day_key(now), self.model_key(model_id))
         return before or Job(id=job_id, model_id=model_id, request=request, created_at=now)
@@ -227,32 +227,76 @@ class Store(JobChanges):
         return sum(self._delete_batch(several) for several in batches(ids))
 
     def _delete_batch(self, ids: Sequence[str]) -> int:
+        read = ("workers", "model_id", "state")
         with self._redis.pipeline(transaction=False) as pipe:
             for job_id in ids:
-                pipe.hmget(self.job_key(job_id), ["workers", "model_id"])
-            jobs = list(zip(ids, pipe.execute(), strict=True))
-            members = [name for job_id, (workers, _) in jobs for name in members_of(job_id, int(workers or 1))]
-            names = [*members, *ids]
-            for name in names:
+                pipe.hmget(self.job_key(job_id), read)
+            rows = dict(zip(ids, pipe.execute(), strict=True))
+            members = [name for job_id in ids for name in members_of(job_id, int(rows[job_id][0] or 1))]
+            for name in members:
                 pipe.hget(self.job_key(name), "state")
-            states = pipe.execute()
-        active = [name for name, state in zip(names, states, strict=True) if state in (b"queued", b"running")]
-        ended_now = set[str]().union(*map(self._cancel_waiting, batches(active)))
-        ended_now |= {name for name in active if name not in ended_now and self.cancel(name)}
+            states = dict(zip(members, pipe.execute(), strict=True)) | {job_id: rows[job_id][2] for job_id in ids}
+        models = {(model_id or b"").decode() for _, model_id, _ in rows.values()}
+        lists = sorted({key for model_id in models for state in STATES for key in self.list_keys(state, model_id)})
+        waiting = [name for name in states if states[name] == b"queued"]
+        gone = set[str]().union(*(self._delete_waiting(several, lists) for several in batches(waiting)))
+        left = [name for name in states if name not in gone]
+        ended_now = {name for name in left if states[name] in (b"queued", b"running") and self.cancel(name)}
+        self._removed(lambda pipe: self._remove(pipe, left, lists, told=ended_now))
+        return sum(rows[job_id][2] is not None for job_id in ids)
 
-        def remove(pipe: Any) -> None:
-            models = {(model_id or b"").decode() for _, (_, model_id) in jobs}
-            lists = {key for model_id in models for state in STATES for key in self.list_keys(state, model_id)}
-            for key in (*sorted(lists), f"{self._at}jobs"):
-                pipe.zrem(key, *ids)
-            pipe.hdel(f"{self._at}sizes", *names)
-            for name in names:
-                pipe.expire(self.events_key(name), _LISTENED_S if name in ended_now else 0)
-            # Last, and members before their job: a deletion that was cut off can then be repeated.
-            for name in names:
-                pipe.unlink(self.job_key(name))
+    def _delete_waiting(self, names: Sequence[str], lists: Sequence[str]) -> set[str]:
+        """Ends those of several jobs that wait as cancelled and removes them, in one transaction; returns them.
 
-        return int(sum(self._removed(remove)[-len(ids) :]))
+        Args:
+            names: the jobs.
+            lists: see `_remove`.
+        """
+        chosen = set[str]()
+
+        def change(pipe: Any) -> None:
+            chosen.clear()
+            with self._redis.pipeline(transaction=False) as look:
+                for name in names:
+                    look.hmget(self.job_key(name), "state", "attempt", "created_at", "reserved_s")
+                rows = dict(zip(names, look.execute(), strict=True))
+            chosen.update(name for name, row in rows.items() if row[0] == b"queued")
+            given_back = dict[str, float]()
+            pipe.multi()
+            if not chosen:
+                return
+            for name in chosen:
+                _, attempt, created_at, reserved_s = rows[name]
+                self._tell(pipe, name, "cancelled", int(attempt))
+                day = self._day_key(float(created_at))
+                given_back[day] = given_back.get(day, 0.0) + float(reserved_s or 0)
+            for day, seconds in given_back.items():
+                self._charge(pipe, day, -seconds)
+            counts.took(pipe, "run:cancelled", 0.0, times=sum(parent_of(name) is None for name in chosen))
+            pipe.zrem(f"{self._at}waiting", *chosen)
+            pipe.srem(f"{self._at}active", *chosen)
+            self._remove(pipe, sorted(chosen), lists, told=chosen)
+
+        self._redis.transaction(change, *map(self.job_key, names))
+        return chosen
+
+    def _remove(self, pipe: Any, names: Sequence[str], lists: Sequence[str], *, told: Collection[str]) -> None:
+        """Adds the removal of jobs that have ended to a pipeline.
+
+        Args:
+            pipe: the pipeline.
+            names: the jobs.
+            lists: keys of the lists in which they may be.
+            told: those that have ended only now, so that somebody may still listen to their events.
+        """
+        if not names:
+            return
+        for key in (*lists, f"{self._at}jobs"):
+            pipe.zrem(key, *names)
+        pipe.hdel(f"{self._at}sizes", *names)
+        for name in names:
+            pipe.expire(self.events_key(name), _LISTENED_S if name in told else 0)
+        pipe.unlink(*map(self.job_key, names))  # last: a deletion that was cut off can then be repeated
 
     def delete_all(self) -> None:
         """Removes everything of the tenant but what it has used up of its day; jobs that come meanwhile stay whole."""

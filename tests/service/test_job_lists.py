@@ -16,6 +16,7 @@ import redis
 from redis_servers import ON_EVERY_REDIS, RedisServer
 
 from service.jobs.connection import connect
+from service.jobs.counts import read
 from service.jobs.job_changes import Superseded
 from service.jobs.records import STATES, Job, State
 from service.jobs.run_job import JobRequest
@@ -148,16 +149,20 @@ class TestOnEveryRedis:
         store.delete_all()
         assert [name for name in client.scan_iter("automap:t:*") if b":searched:" not in name] == []
 
-    def test_a_tenant_of_many_jobs_is_removed_in_few_round_trips(self, ticking: Store) -> None:
-        """Of jobs that wait and of jobs that have ended; Redis counts how often it reads from its clients."""
+    @pytest.mark.parametrize("workers", [1, 2])
+    def test_a_tenant_of_many_jobs_is_removed_by_few_commands(self, ticking: Store, workers: int) -> None:
+        """Of jobs that wait and of jobs that have ended; Redis counts what it is asked for."""
         for number in range(150):
-            job_id = ticking.create("m", REQUEST).id
+            job_id = ticking.create("m", replace(REQUEST, workers=workers)).id
             if number % 2:
                 ticking.cancel(job_id)
-        before = ticking.client.info("stats")["total_reads_processed"]
+        before = ticking.client.info("stats")
         ticking.delete_all()
-        assert ticking.client.info("stats")["total_reads_processed"] - before < 100
+        after = ticking.client.info("stats")
+        assert after["total_reads_processed"] - before["total_reads_processed"] < 100
+        assert after["total_commands_processed"] - before["total_commands_processed"] < 150 * (1 + 8 * workers)
         assert ticking.jobs(9) == ([], None)
+        assert read(ticking.client)["run:cancelled:0"] == 150
 
 
 def test_a_redis_that_is_killed_loses_no_place(tmp_path: Path) -> None:
