@@ -6,7 +6,7 @@ are imported when a job runs, so that parsing requests stays quick.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -305,17 +305,18 @@ def run_job(
 
         lacks = lacking(problem.cluster)
     share = SEARCH_SHARE if trials is not None and lacks is None else 1.0
-    with _in_time(budget):
-        result = search(
-            problem,
-            budget,
-            searchers=request.searchers,
-            tie=request.tie,
-            seed=request.seed,
-            on_progress=lambda progress: on_progress(replace(progress, fraction=share * progress.fraction)),
-            should_stop=should_stop,
-            start=start,
-        )
+    work = functools.partial(
+        search,
+        problem,
+        budget,
+        searchers=request.searchers,
+        tie=request.tie,
+        seed=request.seed,
+        on_progress=lambda progress: on_progress(replace(progress, fraction=share * progress.fraction)),
+        should_stop=should_stop,
+        start=start,
+    )
+    result = _in_time(work, budget)
     on_result(result)
     if trials is None:
         return _side_by_side(problem, result, request.tie)
@@ -347,20 +348,20 @@ def _side_by_side(problem: Problem, result: SearchResult, tie: float) -> Plan:
     return replace(result.plan, search=replace(result.record, beside=tuple(beside)))
 
 
-def _in_time(budget: Budget) -> contextlib.AbstractContextManager[None]:
-    """Ends a search that is still running `GRACE_S` after its budget."""
+def _in_time(search: Callable[[], SearchResult], budget: Budget) -> SearchResult:
+    """The result of a search, which is ended if it still runs `GRACE_S` after its budget."""
     from automap.errors import ProblemError
-    from service.jobs.deadline import deadline
+    from service.jobs.deadline import in_time
 
     if budget.seconds is None:
-        return contextlib.nullcontext()
+        return search()
     late = ProblemError(
         f"the search did not end in {budget.seconds:g} s: the problem is too large for so little time",
         field="budget",
         value=str(budget),
         repair="Give it more time, or a smaller global batch, cluster or model.",
     )
-    return deadline(budget.seconds, GRACE_S, late)
+    return in_time(search, budget.seconds, GRACE_S, late)
 
 
 def _tried(

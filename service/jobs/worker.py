@@ -32,6 +32,7 @@ from rq.exceptions import StopRequested
 from rq.executions import Execution
 from rq.job import Job as Delivery
 from rq.serializers import JSONSerializer
+from rq.timeouts import JobTimeoutException
 from rq.utils import current_timestamp, now
 from rq.worker_registration import clean_worker_registry
 
@@ -242,10 +243,13 @@ class Worker(rq.Worker):
 
     def wait_for_horse(self) -> tuple[int | None, int | None, Any]:
         """Waits for the end of the child; what the child started ends with it."""
-        ended = super().wait_for_horse()
+        # RQ's alarm ends this wait. It must not come later: the child's exit status can be read only once.
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, self.horse_pid, os.WEXITED | os.WNOWAIT)
+        signal.alarm(0)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.horse_pid, signal.SIGKILL)
-        return ended
+        return super().wait_for_horse()
 
     def kill_horse(self, sig: signal.Signals = signal.SIGKILL) -> None:
         """Kills the child, if there is one, and what it started; RQ's would kill our own group while the child has not
@@ -388,6 +392,9 @@ def run_next() -> None:
         one_run.run(run, delivery.connection)
     except MemoryError:
         os._exit(OUT_OF_MEMORY)
+    except JobTimeoutException:
+        # Before the run began its work, or after it has written its end: the worker writes an end that is missing.
+        os._exit(1)
     except BaseException:
         LOG.exception("job %s", run.job_id)
         os._exit(1)

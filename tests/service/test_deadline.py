@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from automap.errors import ProblemError
-from service.jobs.deadline import deadline
+from service.jobs.deadline import in_time
 from service.jobs.run_job import JobRequest, ModelOptions, run_job
 
 # The timer of pytest-timeout would be one more that runs.
@@ -29,16 +29,15 @@ def forever() -> None:
 
 def test_it_ends_what_never_ends() -> None:
     began = time.process_time()
-    with pytest.raises(ProblemError, match="late"), deadline(0.05, 0.05, LATE):
-        forever()
+    with pytest.raises(ProblemError, match="late"):
+        in_time(forever, 0.05, 0.05, LATE)
     assert time.process_time() - began < 5.0
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
 def test_what_ends_in_time_is_left_alone() -> None:
     before = signal.getsignal(signal.SIGALRM)
-    with deadline(60.0, 1.0, LATE):
-        pass
+    assert in_time(lambda: "done", 60.0, 1.0, LATE) == "done"
     assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
     assert signal.getsignal(signal.SIGALRM) is before
@@ -48,8 +47,8 @@ def test_a_timer_that_ran_before_runs_on() -> None:
     before = signal.signal(signal.SIGALRM, lambda *_: None)
     signal.setitimer(signal.ITIMER_REAL, 500.0)
     try:
-        with pytest.raises(ProblemError), deadline(0.02, 0.02, LATE):
-            forever()
+        with pytest.raises(ProblemError):
+            in_time(forever, 0.02, 0.02, LATE)
         assert 400.0 < signal.getitimer(signal.ITIMER_REAL)[0] < 500.0
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -68,20 +67,38 @@ def test_an_exception_that_a_destructor_loses_is_raised_again(monkeypatch: pytes
             finally:
                 lost.append(True)
 
-    with pytest.raises(ProblemError, match="late"), deadline(0.02, 0.02, LATE):
+    def work() -> None:
         Slow()
         forever()
+
+    with pytest.raises(ProblemError, match="late"):
+        in_time(work, 0.02, 0.02, LATE)
     assert lost == [True]
+
+
+@pytest.mark.parametrize("number", [signal.SIGALRM, signal.SIGPROF])
+def test_a_signal_after_the_end_of_the_work_does_nothing(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It arrives before its timer is stopped."""
+    stop, rung = signal.setitimer, []
+
+    def late(timer: int, seconds: float, interval: float = 0.0) -> Any:
+        if not seconds:
+            rung.append(timer)
+            signal.raise_signal(number)
+        return stop(timer, seconds, interval)
+
+    monkeypatch.setattr(signal, "setitimer", late)
+    assert in_time(lambda: "done", 60.0, 60.0, LATE) == "done"
+    assert rung == [signal.ITIMER_REAL, signal.ITIMER_PROF]
+    assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
 
 
 def test_other_threads_go_without() -> None:
     done = []
 
-    def work() -> None:
-        with deadline(0.001, 0.001, LATE):
-            done.append(True)
-
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=lambda: in_time(lambda: done.append(True), 0.001, 0.001, LATE))
     thread.start()
     thread.join()
     assert done == [True]

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import redis
 import service_work
-from rq.timeouts import JobTimeoutException
+from rq.timeouts import HorseMonitorTimeoutException, JobTimeoutException
 from service_work import delivered
 
 from agents import search_offer
@@ -212,6 +212,7 @@ def test_a_run_may_take_its_budget_its_trials_and_the_overhead() -> None:
         ("raises", "queued", None),
         ("cancelled", "cancelled", None),
         ("stopped", "queued", None),
+        ("late", "succeeded", None),
     ],
 )
 def test_how_a_child_ends(
@@ -241,6 +242,9 @@ def test_how_a_child_ends(
             Store(client).cancel(run.job_id)
         if end == "stopped":
             os.kill(os.getppid(), signal.SIGTERM)
+        if end == "late":  # the alarm of the job's time limit, when all of it has been done
+            Store(client).succeed(run.job_id, run.token, {})
+            raise JobTimeoutException
         signal.pause()
 
     monkeypatch.setattr(one_run, "run", misbehave)
@@ -269,3 +273,32 @@ def test_how_a_child_ends(
             store.died(job_id, store.begin(job_id) or 0)
             assert store.state(job_id) == "queued"
     assert [child for child in psutil.Process().children() if child not in others] == []
+
+
+def test_the_alarm_of_a_worker_loses_no_exit_status(
+    client: redis.Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RQ's alarm ends a wait for the child. When the exit status is read, which works once, it is off."""
+    boss, left = worker.Worker(client, settings), []
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.setpgrp()
+        os.close(writing)
+        os.read(reading, 1)
+        os._exit(worker.OUT_OF_MEMORY)
+    boss._horse_pid = child
+    read_status = os.wait4
+
+    def noted(pid: int, options: int) -> Any:
+        left.append(signal.alarm(0))
+        return read_status(pid, options)
+
+    monkeypatch.setattr(os, "wait4", noted)
+    with pytest.raises(HorseMonitorTimeoutException), boss.death_penalty_class(1, HorseMonitorTimeoutException):
+        boss.wait_for_horse()
+    os.close(writing)
+    with boss.death_penalty_class(60, HorseMonitorTimeoutException):
+        _, status, _ = boss.wait_for_horse()
+    os.close(reading)
+    assert (left, os.waitstatus_to_exitcode(status or 0)) == ([0], worker.OUT_OF_MEMORY)
