@@ -29,7 +29,7 @@ Mask = Annotated[npt.NDArray[np.bool_], boolean[::1]]
 Mask2 = Annotated[npt.NDArray[np.bool_], boolean[:, ::1]]
 Mask5 = Annotated[npt.NDArray[np.bool_], boolean[:, :, :, :, ::1]]
 Rows = npt.NDArray[Any]
-"""An array of a structured dtype; of a field of a group of arrays, annotated with numba's type."""
+"""An array of a structured dtype. As a field of a group of arrays, it is annotated with numba's type."""
 Record = Any
 """One row of such an array, a `numpy.record`."""
 
@@ -88,7 +88,7 @@ def records_of(numbers: npt.NDArray[np.float64], dtype: np.dtype[Any]) -> Rows:
 
 
 def columns_of(dtype: np.dtype[Any], *names: str) -> list[int]:
-    """Columns of `numbers_of` that hold some fields; those of short arrays follow each other."""
+    """Columns of `numbers_of` that hold the named fields; a short array takes as many columns as it has numbers."""
     found: list[int] = []
     fields = dtype.fields
     assert fields is not None

@@ -28,8 +28,8 @@ PerAxis = Annotated[Floats, np.float64, MAX_AXES]
 class UnitCostRow:
     """Cost of a unit, or of one of its operators, for one micro-batch on one rank: the result of `unit_cost`.
 
-    Where several axes reduce a gradient, the inner ones come first, and an outer one carries what the inner ones leave
-    a rank with; under ZeRO the axes that it shards over come before all others.
+    Where several axes reduce a gradient, the inner axes reduce and scatter it first, and an outer axis reduces the part
+    that a rank has after that. Under ZeRO, the axes that it shards over come before all others.
     """
 
     forward_s: float
@@ -45,21 +45,21 @@ class UnitCostRow:
     saved_bytes: float
     """Bytes kept from the forward pass to the backward pass."""
     live_bytes: float
-    """Bytes that are kept if nothing is recomputed; of a unit that is recomputed as a whole those of them that it does
-    not save anyway, which are alive while it runs again."""
+    """Bytes that are saved if nothing is recomputed. If the unit is recomputed as a whole, those of them that
+    `saved_bytes` does not contain: they are in memory from its recomputation to its backward pass."""
     workspace_bytes: float
     """Bytes that the largest operator writes."""
     boundary_bytes: float
-    """Bytes that a rank sends to the next stage if a chunk ends behind the unit."""
+    """Bytes that a rank sends to the next stage if a chunk ends after the unit."""
     result_bytes: float
-    """Bytes that the backward pass needs of what crosses out of the unit, where the unit behind keeps it too: only the
-    saved bytes of that one have it."""
+    """Bytes of the tensor that crosses out of the unit, if the backward passes of this unit and of the next one need
+    it: only the `saved_bytes` of the next one contain them."""
     forward_comm_s: PerCollective
-    """Seconds of collectives in the forward pass that nothing hides, see `exposed_share`."""
+    """Exposed seconds of collectives in the forward pass, see `exposed_share`."""
     backward_comm_s: PerCollective
     """The same in the backward pass."""
     recompute_comm_s: PerCollective
-    """The same of what recomputation repeats."""
+    """The same of the collectives that recomputation repeats."""
     reduced: PerAxis
     """Elements of gradients that are all-reduced over each axis once a step without ZeRO."""
     forward_host_s: float
@@ -71,54 +71,56 @@ class UnitCostRow:
     weight_s: float
     """Part of `backward_s` that makes gradients of weights."""
     input_host_s: float
-    """Seconds of waiting for the host where gradients of inputs are computed apart, recomputation included."""
+    """Seconds that the device waits for its host in a separate pass for gradients of inputs, recomputation included."""
     weight_host_s: float
-    """Seconds of waiting for the host where gradients of weights are computed apart."""
+    """Seconds that the device waits for its host in a separate pass for gradients of weights."""
     launched: float
     """Kernels of the forward pass."""
     weight_kernels: float
     """Kernels of the forward pass whose backward pass makes gradients of weights."""
     forward_waits: float
-    """Host time of the collectives of the forward pass, in that of a collective of two ranks."""
+    """Host time of the collectives of the forward pass, as a multiple of that of a collective of two ranks."""
     backward_waits: float
     """Host time of the collectives of the backward pass, recomputation included, in the same unit."""
     forward_ring_s: float
-    """Seconds of keys and values on their way round a ring in the forward pass, as far as no product hides them."""
+    """Seconds to send keys and values round a ring in the forward pass, before `forward_attended_s` hides any."""
     backward_ring_s: float
     """The same of keys and values, and of their gradients, in the backward pass."""
     recompute_ring_s: float
     """The same of keys and values in recomputation."""
     forward_attended_s: float
-    """Seconds of attention in the forward pass, which hide a ring."""
+    """Seconds of attention in the forward pass, under which the ring is hidden."""
     backward_attended_s: float
-    """Seconds of attention in the backward pass, which hide a ring."""
+    """Seconds of attention in the backward pass, under which the ring is hidden."""
     gathered: PerAxis
     """Elements of parameters that ZeRO gathers over each axis."""
     num_parameters: float
-    """Parameters of the unit as the trainer knows them: how many calls gather them one by one."""
+    """Number of parameter tensors of the unit as the trainer counts them, and of the calls that gather them one by
+    one."""
     scattered: PerAxis
     """Elements of gradients that are scattered over each axis under ZeRO, or all-reduced once a step over an axis that
     ZeRO does not shard over."""
     frozen: float
-    """Those of `parameters` that are not trained: they have no gradients and no state of the optimizer."""
+    """Those of `parameters` that are not trained: they have no gradients and no optimizer state."""
     zero_frozen: float
     """Those of `zero_parameters` that are not trained."""
     gathered_frozen: PerAxis
-    """Those of `gathered` that are not trained: no optimizer changes them, so that ZeRO 1 and 2 never gather them."""
+    """Those of `gathered` that are not trained: the optimizer does not change them, so ZeRO 1 and 2 never gather
+    them."""
     unanswered: float
-    """Kernels of the forward pass that have no backward pass, for nothing at them or before them is trained."""
+    """Kernels of the forward pass that have no backward pass, since nothing at or before them is trained."""
 
 
 @dataclass(kw_only=True, slots=True)
 class ReshardedRow:
-    """Seconds of bringing one tensor to an operand, or of exchanging it inside an operator, in the forward pass."""
+    """Cost of resharding one tensor for an operand, or of the collectives inside an operator, in the forward pass."""
 
     comm_s: PerCollective
-    """Seconds of each kind of collective that nothing hides."""
+    """Exposed seconds of each kind of collective."""
     waits: float
     """Host time of the collectives, see `UnitCostRow.forward_waits`."""
     ring_s: float
-    """Seconds on the way round a ring."""
+    """Seconds to send it round a ring, see `UnitCostRow.forward_ring_s`."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -130,11 +132,11 @@ class CollectiveRow:
     axis: int
     """Mesh axis over whose groups it runs."""
     data_bytes: float
-    """Bytes of the larger of what a rank holds before and after."""
+    """Bytes that a rank holds before or after it, the larger of the two."""
     seconds: float
     """Seconds of the collective, hidden or not."""
     shown_s: float
-    """Seconds of it that nothing hides."""
+    """Exposed seconds of it."""
     operator: int
     """Row of the operator that requires it."""
     tensor: int
@@ -144,7 +146,7 @@ class CollectiveRow:
 
 
 FORWARD_PASS, BACKWARD_PASS, BEFORE_SENDING = 0, 1, -1
-"""When a collective runs; BEFORE_SENDING: in the forward pass of the stage before, which makes a sum whole there."""
+"""When a collective runs. BEFORE_SENDING: in the forward pass of the stage before, which all-reduces a partial sum."""
 
 UNIT_COST_DTYPE, RESHARDED_DTYPE, COLLECTIVE_DTYPE = (
     dtype_of(UnitCostRow),
@@ -153,14 +155,14 @@ UNIT_COST_DTYPE, RESHARDED_DTYPE, COLLECTIVE_DTYPE = (
 )
 UNIT_COST, RESHARDED, COLLECTIVE = map(record_type, (UNIT_COST_DTYPE, RESHARDED_DTYPE, COLLECTIVE_DTYPE))
 UNIT_COST_WIDTH = UNIT_COST_DTYPE.itemsize // 8
-"""Numbers in a row of unit costs, which may also be read as an array of floats and added up."""
+"""Numbers in a `UnitCostRow`, which may also be read as an array of floats."""
 
 
 class Recorder(NamedTuple):
-    """Where the collectives of a unit are written down, in the order in which they are priced."""
+    """List of the collectives of a unit, in the order in which they are priced."""
 
     rows: Annotated[Rows, COLLECTIVE[::1]]
-    """[capacity] see `CollectiveRow`; what exceeds the capacity is not written down."""
+    """[capacity] see `CollectiveRow`; collectives beyond the capacity are not listed."""
     num_rows: Ints
     """[1] rows written."""
 
@@ -173,7 +175,7 @@ RECORDER = tuple_type(Recorder)
 
 @dataclass(kw_only=True, slots=True)
 class SettingsRow:
-    """What the time and memory of a step depend on besides units: trainer, precision and ZeRO."""
+    """Settings of trainer, precision and ZeRO, on which the time and memory of a step depend besides its units."""
 
     parameter_bytes: float
     """Bytes of a parameter."""
@@ -206,26 +208,28 @@ class SettingsRow:
     most_gathered: float
     """Most parameters that ZeRO 3 holds gathered."""
     keeps_gradients: float
-    """1 where gradients have memory for the whole training, 0 where the backward pass makes them."""
+    """1 where gradients have memory for the whole training, 0 where the backward pass allocates them."""
     unused_share: float
-    """Memory that the allocator holds and nothing uses, as a share of what is used."""
+    """Memory that the allocator holds unused, as a share of the used memory."""
     held_update_bytes: float
     """Bytes for each parameter that the optimizer holds while it updates, beside its state."""
     bucket_bytes: float
-    """Bytes for each parameter that buckets hold beside the gradients, where replicas are trained without ZeRO."""
+    """Bytes for each parameter of the buckets in which replicas without ZeRO reduce gradients, beside the gradients."""
     pipeline_bytes: float
     """Bytes that the framework reserves on each device of a pipeline, beside `reserved_bytes`."""
     crossing_buffers: float
-    """Buffers for what crosses between stages, for each micro-batch of a step."""
+    """Buffers for the tensor that crosses between two stages, for each micro-batch of a step."""
     frozen_bytes: float
-    """Bytes of the master of a weight that the trainer converts, trained or not; 0 where it converts none."""
+    """Bytes of the master copy of a weight, trained or not, where the trainer computes with weights of another format;
+    else 0."""
 
 
 @dataclass(kw_only=True, slots=True)
 class UnitInStepRow:
-    """What the time and memory of a step depend on of a `UnitCostRow`.
+    """The numbers of a unit on which the time and memory of a step depend, taken from its `UnitCostRow`.
 
-    The fields that have a namesake in `UnitCostRow` are equal to it.
+    The seconds here include waiting for the host and exposed collectives. All other fields equal those of
+    `UnitCostRow` with the same names.
     """
 
     forward_s: float
@@ -233,19 +237,19 @@ class UnitInStepRow:
     backward_s: float
     """Seconds of the backward pass, recomputation included."""
     input_s: float
-    """Seconds of the part of the backward pass that makes gradients of inputs, recomputation included, run apart."""
+    """Seconds of a separate pass for gradients of inputs, recomputation included."""
     weight_s: float
-    """Seconds of the part that makes gradients of weights, run apart."""
+    """Seconds of a separate pass for gradients of weights."""
     saved_bytes: float
     """Bytes kept from the forward pass to the backward pass."""
     live_bytes: float
-    """Bytes that are alive while the unit is recomputed."""
+    """Bytes that are in memory while the unit is recomputed, beside the saved ones."""
     workspace_bytes: float
     """Bytes that the largest operator writes."""
     boundary_bytes: float
-    """Bytes that a rank sends to the next stage if a chunk ends behind the unit."""
+    """Bytes that a rank sends to the next stage if a chunk ends after the unit."""
     result_bytes: float
-    """Bytes that the backward pass needs of what crosses out of the unit, and only the unit behind counts as saved."""
+    """Bytes of the tensor that crosses out of the unit which only the next unit counts as saved."""
     parameters: float
     """Parameters that a rank holds without ZeRO."""
     zero_parameters: float
@@ -255,7 +259,7 @@ class UnitInStepRow:
     zero_frozen: float
     """Those of `zero_parameters` that are not trained."""
     num_parameters: float
-    """Parameters of the unit as the trainer knows them."""
+    """Number of parameter tensors of the unit as the trainer counts them."""
     reduced: PerAxis
     """Elements of gradients that are all-reduced over each axis once a step without ZeRO."""
     gathered: PerAxis
@@ -268,7 +272,7 @@ class UnitInStepRow:
 
 @dataclass(kw_only=True, slots=True)
 class PartRow:
-    """Equal units in equal surroundings that follow each other in one chunk."""
+    """A part of a chunk: consecutive units that are equal and priced alike."""
 
     chunk: int
     """Number of the chunk; parts are sorted by it."""
@@ -277,21 +281,21 @@ class PartRow:
     times: int
     """How many units there are."""
     is_recomputed: int
-    """Whether they are recomputed as a whole."""
+    """Whether each of them is recomputed as a whole."""
 
 
 @dataclass(kw_only=True, slots=True)
 class MomentRow:
-    """What the passes of a micro-batch hold in the fullest moment, see `automap.price.kernels.memory.add_to_moment`."""
+    """Memory at the fullest moment of the passes of a micro-batch, see `automap.price.kernels.memory.add_to_moment`."""
 
     saved: float
-    """Bytes that all units so far save for the backward pass."""
+    """Bytes that all units added so far save for the backward pass."""
     activations: float
-    """Bytes of saved activations in that moment, and of those that are alive while a unit is recomputed."""
+    """Bytes of saved and recomputed activations at that moment."""
     gradients: float
-    """Bytes of the gradients that the backward pass has made until then."""
+    """Bytes of the gradients that the backward pass has made until that moment."""
     working: float
-    """Bytes that the passes of the unit which runs then need besides."""
+    """Bytes that the unit which runs at that moment needs besides, see `automap.price.kernels.memory.working_bytes`."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -307,7 +311,7 @@ class RankCostRow:
     optimizer_s: float
     """Seconds of the optimizer."""
     sync_s: float
-    """Seconds of the reduction of gradients, and of ZeRO's gathers behind the optimizer, that nothing hides."""
+    """Exposed seconds of the reduction of gradients, and of ZeRO's gathers after the optimizer."""
     parameter_bytes: float
     """Bytes of parameters."""
     gradient_bytes: float
@@ -325,12 +329,12 @@ class RankCostRow:
     exchange_s: float
     """Seconds of waiting for exchanges with neighbours in the pipeline."""
     comm_s: PerCollective
-    """Seconds of collectives inside the stage that nothing hides."""
+    """Exposed seconds of collectives inside the stage."""
 
 
 @dataclass(kw_only=True, slots=True)
 class ShareRow:
-    """What one rank has of a tied parameter; the fields mean what they mean in `UnitCostRow`."""
+    """What a tied parameter adds to one rank; the fields are those of `UnitCostRow` with the same names."""
 
     parameters: float
     """Parameters that the rank holds without ZeRO."""
@@ -352,22 +356,23 @@ class ShareRow:
 
 @dataclass(kw_only=True, slots=True)
 class TieRow:
-    """A parameter that two units read, and what it costs more or less than two parameters."""
+    """A parameter that two units read, and the difference to the cost of two separate parameters."""
 
     rank: int
-    """Pipeline rank of one of them."""
+    """Pipeline rank of one of the units."""
     other_rank: int
-    """Pipeline rank of the other one; the same rank where this has the parameter for an earlier unit anyway."""
+    """Pipeline rank of the other unit; equal to `rank` where that rank holds the parameter for an earlier unit."""
     first: int
-    """Number of the first row of the same parameter; the rows of a parameter follow one another."""
+    """Number of the first row about the same parameter; these rows are consecutive."""
     exchanged: float
-    """Elements of the gradient that two unlike ranks hold, of the one with more of them."""
+    """Elements of the gradient on the two ranks, if these differ: on the one that holds more of them."""
     excess: ShareRow
-    """What one rank would have too much of it if each unit had a parameter of its own."""
+    """What the price of separate units counts too much on the rank, if both units are on one rank."""
     gathered_again: PerAxis
-    """Elements that ZeRO gathers over each axis for each micro-batch beyond those of the units by themselves."""
+    """Elements that ZeRO gathers over each axis for each micro-batch, beyond those that the units gather if each is
+    alone with its parameter."""
     scattered_again: PerAxis
-    """Elements that ZeRO scatters over each axis for each micro-batch beyond those of the units by themselves."""
+    """The same of the elements of gradients that ZeRO scatters."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -375,9 +380,9 @@ class ReadingRow:
     """How the units of a rank read a tied parameter on one mesh axis."""
 
     placement: int
-    """Placement, UNKNOWN while all readers are undecided, or NOBODY."""
+    """Placement, UNKNOWN while all readers are undecided, or `automap.price.kernels.tied_parameters.NOBODY`."""
     is_summed: int
-    """Whether the gradient has to be summed."""
+    """Whether the gradient has to be summed over the axis."""
     is_open: int
     """Whether a reader is undecided."""
 

@@ -1,7 +1,7 @@
 """The rows of a problem's tables: operators, tensors and signatures as the kernels read them.
 
-`automap.price.tables` fills them; they belong to the problem and to no plan. All unit types stand one behind the other
-in each table, and a *row* is a place in a table. Units: elements, bytes, FLOPs, seconds. Flags are 0 or 1.
+`automap.price.tables` fills them; they belong to the problem and to no plan. Each table holds all unit types, one after
+the other, and a *row* is an index into a table. Units: elements, bytes, FLOPs, seconds. Flags are 0 or 1.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ NUM_BITS = 63
 """Bits of the sets of operators in `OperatorRow`."""
 
 MEMORY, PRODUCT, BATCHED_PRODUCT, ATTENTION, ROOFLINE, MEASURED, INSIDE, CONVOLUTION = range(8)
-"""Kinds of kernels: bound by memory; product with a weight; product of two activations; fused attention; other
-arithmetic; timed by the user; part of another operator's kernel; convolution."""
+"""What runs an operator. MEMORY: a kernel that is bound by memory; PRODUCT: a product with a weight; BATCHED_PRODUCT: a
+product of two activations; ATTENTION: fused attention; ROOFLINE: other arithmetic; MEASURED: anything of which the user
+measured the time; INSIDE: the kernel of another operator; CONVOLUTION: a convolution."""
 
 BATCH, M, N, K, VALUES = range(5)
 """Classes of loops of a product, a convolution and attention, see `automap.price.kernel_shapes`."""
@@ -56,26 +57,26 @@ class OperatorRow:
     """Whether it computes something from parameters alone, so that a partial gradient stays partial until the end of
     the step."""
     passes: int = -1
-    """Of the first operator of a unit: row of `tensors` that stands for all tensors which cross the unit without being
-    read, or -1."""
+    """Of the first operator of a unit: row of `tensors` that stands for all tensors together which pass the unit by, to
+    be read by later units; or -1."""
     hands_on: int = -1
     """Of the first operator of a unit: row of `operands` with the first result that later units read as a carried
     tensor, or -1."""
     neighbours: int = 0
-    """The operators by whose signatures, beside its own, it adds something to its unit, as bits; operators of a large
-    unit share their bits."""
+    """Set of the operators of the unit on whose signatures its cost depends beside its own, as bits: bit i is that of
+    operator i modulo NUM_BITS."""
 
 
 @dataclass(kw_only=True, slots=True)
 class KernelRow:
-    """What runs an operator, and all that its time depends on besides its signature."""
+    """The kernel that runs an operator, and everything that its time depends on besides its signature."""
 
     kind: int
     """MEMORY, PRODUCT, BATCHED_PRODUCT, ATTENTION, ROOFLINE, MEASURED, INSIDE or CONVOLUTION."""
     extents: Annotated[Floats, np.float64, NUM_CLASSES] = field(default_factory=lambda: np.ones(NUM_CLASSES))
     """Extents of the loops of a product at one sample, by class of loop."""
     sampled: int = -1
-    """Class of loop that grows with the samples, or -1."""
+    """Class of the loop that grows with the samples, or -1."""
     window: float = 1.0
     """Of a convolution: elements of its window."""
     images_last: int = 0
@@ -97,14 +98,14 @@ class KernelRow:
     is_loss: int = 0
     """Whether it is part of the loss."""
     heads: int = -1
-    """Position of the operand whose dims before the last two are samples and heads, or -1: the softmax between the two
-    products of an attention that is not fused."""
+    """Of the softmax between the two products of an attention that is not fused: position of the operand whose dims,
+    but for the last two, are samples and heads; else -1."""
     is_routed: int = 0
     """Whether it moves tokens to experts or back."""
     is_frozen: int = 0
-    """Whether it has no backward pass, for nothing at it or before it is trained."""
+    """Whether it has no backward pass, since nothing at or before it is trained."""
     weight_share: float = 0.0
-    """Share of the backward pass that makes gradients of weights: of its time or, for products, of its kernels."""
+    """Share of the backward pass for gradients of weights: of its time or, for products, of its kernels."""
     forward_flops: float = 0.0
     """FLOPs of the forward pass that do not depend on the samples."""
     forward_flops_per_sample: float = 0.0
@@ -114,23 +115,23 @@ class KernelRow:
     backward_flops_per_sample: float = 0.0
     """FLOPs of the backward pass for each sample."""
     forward_traffic: float = 0.0
-    """Times that the forward pass moves the bytes of its operands."""
+    """How often the forward pass moves the bytes of its operands."""
     backward_traffic: float = 0.0
-    """Times that the backward pass moves the bytes of its operands."""
+    """How often the backward pass moves the bytes of its operands."""
     forward_kernels: float = 0.0
     """Kernels launched in the forward pass."""
     backward_kernels: float = 0.0
     """Kernels launched in the backward pass."""
     forward_cast_bytes: float = 0.0
-    """Bytes that converting operands to another number format or layout moves forward, for all samples together."""
+    """Bytes moved to convert operands to another number format or layout, which do not depend on the samples."""
     forward_cast_bytes_per_sample: float = 0.0
     """The same for each sample."""
     backward_cast_bytes: float = 0.0
-    """Bytes that converting gradients back moves, for all samples together."""
+    """Bytes moved to convert gradients back, which do not depend on the samples."""
     backward_cast_bytes_per_sample: float = 0.0
     """The same for each sample."""
     casts: float = 0.0
-    """Operands that are converted."""
+    """Number of operands that are converted."""
     measured_forward_s: float = -1.0
     """Seconds of the forward pass of one sample as the user measured them, or -1."""
     measured_backward_s: float = -1.0
@@ -148,34 +149,37 @@ class OperandRow:
     is_saved: int
     """Whether the backward pass of its operator needs it."""
     copy_share: float
-    """Bytes of the copy in another number format that its operator reads and saves, or of the places of maxima that it
-    saves, over its own; 0 = there is neither."""
+    """Bytes of the copy in another number format that its operator reads and saves, or of the positions of maxima that
+    it saves, over those of the operand itself; 0 if there is neither."""
     earlier: int
-    """Row of the last operand before it that reads the same tensor in the unit, or -1."""
+    """Row of the latest operand before it in the unit that reads the same tensor, or -1."""
     operator: int
     """Row of its operator."""
     is_moved: int
-    """Whether its bytes are moved: not inside a fused kernel, and once if several operators of one kernel read it."""
+    """Whether its bytes are read from memory or written to it: not inside a fused kernel, and once if several operators
+    of one kernel read it."""
     maker: int
-    """Row of the output that makes the tensor, or -1 where parameters, views or another unit make it."""
+    """Row of the output that makes the tensor; -1 for parameters, views and tensors of other units."""
     same_memory: int
-    """Row before it that may keep the same memory for the backward pass, or -1."""
+    """Latest row before it that may save the same memory for the backward pass, or -1."""
     next_reader: int
-    """First row that reads what its operator makes, where this is a view or computed from parameters alone; else -1."""
+    """First row that reads the result of its operator, if the operator is a view or reads parameters alone; else -1."""
     sibling: int
     """Next row of the unit that reads the same tensor, or -1."""
     is_scores: int
     """Whether it holds the scores of a loss, see `ir.loss.scores_of_losses`."""
     is_kept: int
-    """Whether some backward pass of the unit needs its memory."""
+    """Whether the backward pass of some operator of the unit needs its memory."""
     is_kept_behind: int
-    """Whether a backward pass of the unit needs its memory, which counts in the cost of the unit behind."""
+    """Whether the backward passes of this unit and of the next one need its memory, so that the cost of the next unit
+    counts it."""
     is_held: int
-    """Whether it reads what crosses into the unit and a backward pass of the unit before needs."""
+    """Whether it reads the tensor that crosses into the unit, and the backward pass of the unit before needs that."""
     goes_on: int = 0
-    """Whether it is the first row of a tensor that crosses behind the unit beside the boundary."""
+    """Whether it is the first row of a tensor that units after the next one read, so that it crosses out of the unit
+    beside the boundary tensor."""
     next_handed_on: int = -1
-    """Next row of the chain that begins at `OperatorRow.hands_on`, or -1."""
+    """Next row of the list that begins at `OperatorRow.hands_on`, or -1."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -203,14 +207,15 @@ class TensorRow:
     elements_per_sample: float
     """Elements for each sample."""
     element_bytes: float
-    """Bytes of an element; a part of them where fused attention repeats keys or values, which it reads once."""
+    """Bytes of an element. Of keys or values that are repeated for several heads inside fused attention, which reads
+    them once: divided by the number of repetitions."""
     is_frozen: int
     """Whether it is a parameter that is not trained."""
     num_parameters: float
-    """Parameters known to the trainer that a parameter stands for: 1, or a part where it is a piece of a fused one."""
+    """1, or for a piece of a fused parameter its part of the whole one, which is one parameter to the trainer."""
     copies: float
-    """Of what is on the way to or from experts: copies of each token, 1 in front of the dispatch and behind the
-    combination, and one for each expert of a token between them; 0 of all other tensors."""
+    """Copies of each token in a tensor that goes to or from experts: 1 before the dispatch and after the combination,
+    and between them the number of experts of a token. 0 for all other tensors."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -218,7 +223,7 @@ class SignatureRow:
     """One signature of an operator on one mesh axis."""
 
     first_placement: int
-    """Row of `placements` with that of the operator's first operand."""
+    """Row of `placements` for the operator's first operand."""
     divides_work: int
     """Whether the ranks of the axis divide the work."""
     factor: int
@@ -245,7 +250,7 @@ class SignatureRow:
 
 @dataclass(kw_only=True, slots=True)
 class PlacementRow:
-    """What a signature says of one operand, on its mesh axis."""
+    """The placement of one operand and of its gradient under a signature, on one mesh axis."""
 
     placement: int
     """Placement of the tensor, see `ir.factors`."""
@@ -288,7 +293,7 @@ class Arrays(NamedTuple):
     signatures: Annotated[Rows, record_type(SIGNATURE_DTYPE)[::1]]
     placements: Annotated[Rows, record_type(PLACEMENT_DTYPE)[::1]]
     blocks: Annotated[Rows, record_type(MEASURED_BLOCK_DTYPE)[::1]]
-    """Empty unless the user measured some."""
+    """Empty unless the user measured blocks."""
 
 
 TABLES = tuple_type(Arrays)

@@ -15,20 +15,21 @@ from automap.price.kernels.array_types import Floats, Ints2, Mask, Record, Rows,
 from automap.price.kernels.records import NUM_COLLECTIVES
 
 PerCollective = Annotated[npt.NDArray[np.float64], np.float64, NUM_COLLECTIVES]
-PerPass = Annotated[npt.NDArray[np.float64], np.float64, 3]
 """One number for each kind of collective, see `automap.price.kernels.records.ALL_REDUCE`."""
+PerPass = Annotated[npt.NDArray[np.float64], np.float64, 3]
+"""One number for each pass of a convolution: forward, gradients of images, gradients of weights."""
 
 
 @dataclass(kw_only=True, slots=True)
 class LinkRow:
-    """What the time of collectives in one group of ranks depends on, see `collective_s`."""
+    """The link of one group of ranks, on which the time of its collectives depends, see `collective_s`."""
 
     latency_s: PerCollective
     """Seconds of a collective without data."""
     bytes_per_s: PerCollective
     """Bandwidth that large messages reach."""
     ramp: PerCollective
-    """Factor of the square root that stands for messages of middle size."""
+    """Factor of a square root of the time, which models messages of middle size."""
     gather_bytes_per_s: float
     """Bandwidth of ZeRO's gathers and scatters."""
     host_time: float
@@ -46,11 +47,11 @@ class GemmCurveRow:
     bytes_per_s: float
     """Bandwidth that operands are read and written with."""
     norm: float
-    """Exponent in which arithmetic and memory overlap."""
+    """Exponent p of the p-norm that combines the seconds of arithmetic and of memory accesses, which overlap."""
     depth: float
-    """Elements by which the summed dim seems longer: the cost of starting and ending a tile."""
+    """Elements that are added to the summed dim for the cost of starting and ending a tile."""
     split: float
-    """Share of idle multiprocessors that split-k fills below one wave, 0 to 1."""
+    """Share of idle multiprocessors that split-k uses below one wave, 0 to 1."""
     tail: float
     """Share of the last wave that is paid in full, 0 to 1."""
     multiprocessors: float
@@ -76,9 +77,9 @@ class AttentionCurveRow:
     bytes_per_s: float
     """Bandwidth that operands are read and written with."""
     tail: float
-    """Share of the longest block that nothing hides."""
+    """Share of the time of the longest block in which the other multiprocessors are idle, 0 to 1."""
     small_head: float
-    """Elements that a small head wastes."""
+    """Elements that are added to the size of a head, for the lower rate of small heads, see `head_depth`."""
     multiprocessors: float
     """Number of multiprocessors."""
     backward: float
@@ -87,7 +88,7 @@ class AttentionCurveRow:
 
 @dataclass(kw_only=True, slots=True)
 class HardwareRow:
-    """What the kernels of a stage depend on: its slowest device, and the habits of the trainer."""
+    """The slowest device of a stage and the kernels of the trainer, on which the time of operators depends."""
 
     products: GemmCurveRow
     """Curve of products of two activations."""
@@ -98,9 +99,9 @@ class HardwareRow:
     bytes_per_s: float
     """Bandwidth that kernels bound by memory reach."""
     elementwise_passes: float
-    """Times that kernels bound by memory move their bytes."""
+    """How often kernels bound by memory move their bytes."""
     loss_passes: float
-    """Further factor of the kernels of the loss."""
+    """The same of the kernels of the loss, as a further factor."""
     loss_bytes: float
     """Bytes that a loss holds for each element of its scores, beside the scores."""
     kernel_s: float
@@ -110,7 +111,7 @@ class HardwareRow:
     misaligned: float
     """Time of a product whose dims are no multiples of 8 over that of others."""
     fallback_kernels: float
-    """Kernels of a softmax that the fused kernel refuses."""
+    """Further kernels of a softmax that the fused kernel does not support."""
     host_kernel_s: float
     """Seconds of the host to launch a kernel."""
     host_backward: float
@@ -118,47 +119,48 @@ class HardwareRow:
     host_collective_s: float
     """Seconds of the host to launch a collective of two ranks."""
     overlap_exponent: float
-    """Exponent in which host and device overlap."""
+    """Exponent p of the p-norm that combines the seconds of the host and of the device, which overlap."""
     exposed: float
-    """Part of the collectives of tensor and sequence parallelism that nothing hides."""
+    """Share of the collectives of tensor and sequence parallelism that is exposed."""
     scatters_sends: float
     """1 where each rank sends its part of a tensor that is whole on an axis."""
     regathers: float
-    """1 where a gathered operand is saved as the rank's own part and gathered again."""
+    """1 where an operand that was gathered is saved as it was before, and gathered again in the backward pass."""
     weight_element_bytes: float
     """Bytes of an element of an operand of a product with a weight."""
     quantise_kernels: float
     """Kernels that quantise the operands of a product with a weight."""
     routing_passes: float
-    """Times that tokens move their bytes on one way to or from experts."""
+    """How often the bytes of tokens are moved in the dispatch to experts, and how often in the combination."""
     routing_kernels: float
-    """Kernels of one way to or from experts."""
+    """Kernels of a dispatch to experts, and of a combination."""
     exposed_exchange: float
-    """Part of all-to-alls that nothing hides."""
+    """Share of all-to-alls that is exposed."""
     joins_exchanges: float
-    """1 where tokens that go to experts over several mesh axes go in one exchange."""
+    """1 where one exchange sends the tokens that go to experts over several mesh axes."""
     copies_once: float
     """1 where a rank with several experts of a token gets one copy of it."""
     launches_singly: float
     """1 where the host launches the products of experts one by one."""
     ring: float
-    """1 where keys and values go round a ring under attention."""
+    """1 where keys and values are sent round a ring while attention is computed."""
     expert_rate: float
     """Rate of experts' products over that of other products."""
     saved_share: float
     """Bytes saved of an operand of a product with a weight over those of the activation."""
     keeps_results: float
-    """1 where a unit that is recomputed in part keeps the results of all other operators, and recomputes operands."""
+    """1 where a unit that is recomputed in part saves the results of all operators that are not recomputed, and none
+    of their operands that are."""
     other_rate: float
     """Rate of arithmetic that is no product, attention or convolution, over that of large products."""
     convolution_rates: PerPass
     """Rates of convolutions over those of products: forward, gradients of images and of weights."""
     odd_first: PerPass
-    """FLOP/s of convolutions whose channels are no multiple of 16 bytes: as `convolution_rates`; channels first."""
+    """FLOP/s of convolutions whose channels are no multiple of 16 bytes, and first in memory."""
     odd_last: PerPass
     """The same with channels last in memory."""
     grouped_first: PerPass
-    """FLOP/s of convolutions of groups of few channels: as `convolution_rates`; channels first."""
+    """FLOP/s of convolutions in groups of few channels, which are first in memory."""
     grouped_last: PerPass
     """The same with channels last in memory."""
     short_rows: float
@@ -187,7 +189,7 @@ class Stage(NamedTuple):
     zero_axes: Mask
     """[axes] whether ZeRO shards over the axis."""
     samples: float
-    """Samples of a micro-batch that the rank is priced with, over all ranks of the mesh."""
+    """Samples of a micro-batch on all ranks of the mesh together that the rank is priced with."""
 
 
 class Unit(NamedTuple):

@@ -1,4 +1,4 @@
-"""What a step is put together from: the pipeline, the stages that it runs on, and scratch memory.
+"""Arguments of `automap.price.kernels.step`: the pipeline, the stages that it runs on, and scratch memory.
 
 Units: seconds, bytes, elements of parameters.
 """
@@ -48,7 +48,7 @@ class Order(NamedTuple):
 
 
 class Pipeline(NamedTuple):
-    """What runs on which rank, and in which order."""
+    """The units that run on each rank, and the order of their passes."""
 
     order: Order
     """Order of the actions."""
@@ -65,7 +65,7 @@ class Pipeline(NamedTuple):
     stages: Ints
     """[ranks] row of each rank in `StageArrays`."""
     boundaries: Ints
-    """[ranks] row in `StageArrays` of the boundary behind each rank."""
+    """[ranks] row in `StageArrays` of the boundary after each rank."""
 
 
 class StageArrays(NamedTuple):
@@ -78,11 +78,11 @@ class StageArrays(NamedTuple):
     hardware: Annotated[Rows, HARDWARE[::1]]
     """[stages] see `HardwareRow`."""
     capacity: Floats
-    """[stages] bytes of the smallest device that a plan may use."""
+    """[stages] bytes of its smallest device that a plan may use."""
     send_latency_s: Floats
-    """[boundaries] seconds to the next rank without data."""
+    """[boundaries] seconds of an empty message to the next rank."""
     send_bytes_per_s: Floats
-    """[boundaries] bandwidth of each device to the next rank."""
+    """[boundaries] bandwidth from each device to the next rank."""
 
 
 ORDER, PIPELINE, STAGE_ARRAYS = tuple_type(Order), tuple_type(Pipeline), tuple_type(StageArrays)
@@ -90,10 +90,10 @@ ORDER, PIPELINE, STAGE_ARRAYS = tuple_type(Order), tuple_type(Pipeline), tuple_t
 
 @dataclass(kw_only=True, slots=True)
 class RankTotalsRow:
-    """Sums over the units of one rank; the elements are those of `UnitCostRow`, tied parameters once."""
+    """Sums of fields of `UnitCostRow` over the units of one rank, where tied parameters count once."""
 
     crossing_bytes: float
-    """Most bytes of a micro-batch that come to a chunk of the rank from another, or leave it for another."""
+    """Bytes of the largest tensor of a micro-batch that a chunk of the rank receives from another or sends to it."""
     parameters: float
     """Parameters that the rank holds without ZeRO."""
     zero_parameters: float
@@ -120,15 +120,15 @@ class StepWorkspace(NamedTuple):
     """Scratch memory of one caller, for pipelines up to a number of ranks and chunks."""
 
     counts: Floats2
-    """[words, chunks] how often a chunk does each word of `automap.schedule` in a step."""
+    """[words, chunks] how often a chunk runs each kind of action of `automap.schedule` in a step."""
     seconds: Floats2
     """[words, chunks] seconds of one action."""
     saved: Floats
     """[chunks] whole bytes that one micro-batch keeps for its backward pass."""
     send: Floats
-    """[chunks] seconds that a message to the next chunk takes beside the passes: none, see `passes`."""
+    """[chunks] seconds of a message to the next chunk beside the passes: 0, since the passes contain them."""
     exchange: Floats
-    """[chunks] seconds that a rank waits for what crosses behind a chunk."""
+    """[chunks] seconds that a rank waits for the tensor that crosses out of a chunk."""
     busy: Floats
     """[ranks] seconds of work."""
     ends: Floats
@@ -142,8 +142,8 @@ class StepWorkspace(NamedTuple):
     totals: Annotated[Rows, RANK_TOTALS[::1]]
     """[ranks] see `RankTotalsRow`."""
     moments: Annotated[Rows, MOMENT[::1]]
-    """[chunks] the fullest moment of a micro-batch in each chunk; where the backward pass makes gradients, that in all
-    chunks of a rank, in the row of the first of them."""
+    """[chunks] the fullest moment of a micro-batch in each chunk; where the backward pass allocates gradients, that in
+    all chunks of a rank, in the row of the first one."""
     unit: Annotated[Rows, UNIT_IN_STEP[::1]]
     """[1] scratch: the unit that is added."""
     program: Ints2
