@@ -1,14 +1,16 @@
 """Fused attention: seconds of one kernel from its shape and a device's fitted curve.
 
-    t = floor + blocks / multiprocessors * work + tail * longest + bytes / bandwidth
+    t       = floor + blocks / multiprocessors * mean + tail * longest + bytes / bandwidth
+    mean    = seconds of a block of mean length on one multiprocessor
+    longest = seconds of the longest block on one multiprocessor
 
-The forward kernel makes two products, of queries with keys and of weights with values; the backward one makes five,
-three over the elements of a key and two over those of a value (FlashAttention-2, arXiv 2307.08691, algorithm 2). A
-block is 128 queries of one head against the keys that it reads, in whole blocks of 128 keys. With a causal mask the
-mean block reads half of the keys, the longest all; in a window all blocks read about as many as the window has. The
-constants are in `automap/data/fitted/attention.json`, fitted by `benchmarks/fit_attention.py` to causal kernels; that
-windows cost what their blocks cost is assumed. Grows with every size and falls with every rate. Units: seconds, bytes,
-FLOP/s.
+A block is 128 queries of one head, together with the keys that they read, in whole blocks of 128 keys. With a causal
+mask the mean block reads half of the keys, and the longest one reads all. With a window each block reads about as many
+keys as the window has. The forward kernel computes two products: of queries with keys, and of weights with values. The
+backward kernel computes five: three over the elements of a key and two over those of a value (FlashAttention-2, arXiv
+2307.08691, algorithm 2). The constants are in `automap/data/fitted/attention.json`, fitted by
+`benchmarks/fit_attention.py` to causal kernels. It is assumed that the same constants hold with a window. The time
+grows with every size and falls with every rate. Units: seconds, bytes, FLOP/s.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from automap.price.kernels.array_types import Record, tuple_type
 from automap.price.kernels.stage_records import ATTENTION_CURVE
 
 BLOCK = 128.0
-"""Queries of a block."""
+"""Queries of a block, and keys of a block of keys."""
 REFERENCE_HEAD = 128.0
 """Head size at which the achieved rate is stated."""
 BACKWARD_TRAFFIC = 2.5
@@ -35,7 +37,8 @@ class Visible(NamedTuple):
     """How much of the keys the kernel reads; it leaves out blocks that the mask hides from all their queries."""
 
     share: float
-    """Keys that a query sees on average, as a share of all, those at the edges of what it sees counted half; 0..1."""
+    """Keys that a query sees on average, as a share of all keys, 0 to 1. The key at an edge of what it sees counts
+    half."""
     edges: float
     """Edges of what a query sees, on average: 0 where it sees all keys, 1 with a causal mask, about 2 in a window. The
     kernel reads half a block more at each."""
@@ -73,23 +76,29 @@ class AttentionShape(NamedTuple):
 
 @borrowing(float64(float64, ATTENTION_CURVE), inner=True)
 def head_depth(head_size: float, curve: Record) -> float:
-    """Elements that a head costs: a small head costs more an element than the one at which the rate is stated."""
+    """Head size that would take as long at the stated rate: kernels reach a lower rate with a head below
+    `REFERENCE_HEAD`."""
     return float((head_size + curve.small_head) * REFERENCE_HEAD / (REFERENCE_HEAD + curve.small_head))
 
 
 @borrowing(float64(float64, float64, ATTENTION_CURVE, boolean), inner=True)
 def product_depth(head_size: float, value_size: float, curve: Record, backward: bool) -> float:
-    """Elements that a pair of a query and a key costs in all products of a kernel; in the backward one as a number of
-    two products, since the curve says how much longer five of them take."""
+    """Multiply-adds of one pair of a query and a key in two products of a kernel, with head sizes by `head_depth`.
+
+    The backward kernel computes five products. The value is two fifths of their sum, since `AttentionCurveRow.backward`
+    holds the factor from the forward to the backward kernel.
+    """
     keys, values = head_depth(head_size, curve), head_depth(value_size, curve)
     return float((3.0 * keys + 2.0 * values) / 2.5 if backward else keys + values)
 
 
 @borrowing(float64(tuple_type(AttentionShape), ATTENTION_CURVE, boolean))
 def attention_s(shape: AttentionShape, curve: Record, backward: bool) -> float:
-    """Time of softmax(q k^T) v in one kernel, scores never leaving the multiprocessor.
+    """Time of softmax(q k^T) v in one kernel that never writes the scores to memory.
 
     Args:
+        shape: sizes of the attention on one device.
+        curve: fitted curve of the device.
         backward: whether it is the backward kernel.
 
     Returns:

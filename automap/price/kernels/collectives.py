@@ -1,9 +1,10 @@
 """The collectives that placements require: conversions between placements and their cost.
 
 `convert` is the one place that says which collectives turn a tensor from one placement into another on an n-D mesh,
-and in which order: first what shrinks the local part (slices, reduce-scatters), then what keeps its size
-(all-to-alls, all-reduces), then what grows it (all-gathers). The price adds up what nothing hides of its times, see
-`exposed_share`; `Evaluator.collectives` lists them one by one. Ring volumes. Units: seconds, bytes.
+and in which order: first those that shrink the local part (slices, reduce-scatters), then those that keep its size
+(all-to-alls, all-reduces), then those that grow it (all-gathers). Each sends as many bytes as ring algorithms do. The
+price counts the exposed part of each, see `exposed_share`; `Evaluator.collectives` lists them one by one. Units:
+seconds, bytes.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from automap.price.kernels.stage_records import HARDWARE, LINK, STAGE, LinkRow, 
 from ir.factors import BROADCAST, PARTIAL
 
 UNKNOWN = -3
-"""A placement that is undecided: converting from or to it is free, and it is split wherever it may be."""
+"""A placement that is undecided. For lower bounds, converting from or to it is free, and it counts as split."""
 SUMMED = -4
-"""Placement of a tensor that crosses into a chunk: whole, by an all-reduce before it was sent."""
+"""Placement of a tensor that crosses into a chunk: the chunk before made a partial sum of it and all-reduced that
+before sending, so that it arrives whole (B)."""
 
 RAMP_UNIT_S = 1e-6
 """Time at which the ramp of a link is stated: 1 us, by definition."""
 RINGS = (ALL_GATHER, REDUCE_SCATTER)
-"""Kinds that go round the ranks one by one; all others go up and down a tree."""
+"""Kinds that run as a ring between hosts: their latency grows with the number of ranks. That of all other kinds grows
+with the logarithm of the number of hosts, as in a tree."""
 
 
 @borrowing(float64(int64, float64, LINK, float64))
@@ -40,7 +43,11 @@ def collective_s(kind: int, size: float, link: Record, data: float) -> float:
         kind: ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL or SEND_RECV.
         size: ranks of the group.
         link: link of the group, see `LinkRow`.
-        data: bytes of the larger of what a rank holds before and after (the nccl-tests convention).
+        data: bytes that a rank holds before or after the collective, the larger of the two (the convention of
+            nccl-tests).
+
+    Returns:
+        Seconds.
     """
     if size <= 1.0 or data <= 0.0:
         return 0.0
@@ -66,10 +73,10 @@ def host_link(
     Args:
         size: ranks of the group, n.
         latency_s: latency of two ranks.
-        growth: what each further rank adds to it, as a share.
+        growth: share of that latency which each further rank adds.
         bytes_per_s: bandwidth that a large group reaches.
-        small_group: share of it that small groups lack.
-        ramp: factor of the square root, which stands for NCCL's change of protocols between small and large messages.
+        small_group: the bytes of a group of n ranks take 1 + small_group / n times as long as those of a large group.
+        ramp: factor of the square root, which models NCCL's change of protocols between small and large messages.
     """
     alone = size <= 1
     rate = bytes_per_s if alone else bytes_per_s / (1.0 + small_group / size)
@@ -86,7 +93,7 @@ def host_link(
 
 
 class Reason(NamedTuple):
-    """Why a collective runs: what is written down with it."""
+    """Why a collective runs; it is recorded with the collective."""
 
     operator: int
     """Row of the operator that requires it."""
@@ -103,16 +110,17 @@ REASON = tuple_type(Reason)
 
 @borrowing(float64(int64, boolean, HARDWARE), inner=True)
 def exposed_share(kind: int, is_routed: bool, hardware: Record) -> float:
-    """Part of a collective inside a stage that nothing hides.
+    """Share of the time of a collective inside a stage that is exposed, 0 to 1.
 
-    A trainer hides the collectives of tensor and sequence parallelism under the product that they feed or come from,
-    piece by piece, and all-to-alls under other samples. Nothing hides what is on the way to and from experts, for these
-    begin when all their tokens are there, nor what brings the samples of all ranks together, or sums them up and hands
-    them out.
+    Trainers overlap the collectives of tensor and sequence parallelism, piece by piece, with the product before or
+    after them, and all-to-alls with the computation of other samples. Two kinds of collectives are wholly exposed:
+    those to and from experts other than all-to-alls, since experts start when all their tokens are there; and those
+    that gather samples, or reduce and scatter them.
 
     Args:
         kind: of the collective.
-        is_routed: whether the samples are split before it or behind it, or tokens are on the way to or from experts.
+        is_routed: whether the samples are split before or after the collective, or it sends tokens to or from experts.
+        hardware: of the stage, with the shares of its trainer.
     """
     if kind == ALL_TO_ALL:
         return float(hardware.exposed_exchange)
@@ -121,9 +129,9 @@ def exposed_share(kind: int, is_routed: bool, hardware: Record) -> float:
 
 @borrowing(float64(float64, float64), inner=True)
 def sent_share(copies: float, ranks: float) -> float:
-    """Share of the copies of a token that are sent where each rank with some of its experts gets one.
+    """Share of the copies of a token that are sent if a rank gets one copy for all experts of the token that it holds.
 
-    The experts of a token are taken as spread evenly over the ranks: a rank has none of k experts with the probability
+    The experts of a token are assumed to be on random ranks: a rank has none of the k experts with probability
     (1 - 1 / ranks)^k.
 
     Args:
@@ -139,10 +147,12 @@ def sent_share(copies: float, ranks: float) -> float:
 def spend(
     kind: int, axis: int, moves_samples: bool, stage: Stage, data: float, reason: Reason, recorder: Recorder
 ) -> float:
-    """What nothing hides of `collective_s` over a mesh axis, written down while the recorder has room.
+    """Exposed seconds of one collective over a mesh axis; records the collective if the recorder has room.
 
     Args:
-        moves_samples: whether the samples are split before it or behind it, see `exposed_share`.
+        kind: of the collective.
+        axis: the mesh axis.
+        moves_samples: whether the samples are split before or after it, see `exposed_share`.
         data: bytes, see `collective_s`.
     """
     size = stage.axes[axis]
@@ -174,20 +184,21 @@ def convert(
     reason: Reason,
     recorder: Recorder,
 ) -> float:
-    """Adds what nothing hides of each kind of collective that turns `source` into `target` to `times`.
+    """Adds the exposed seconds of the collectives that turn the placement `source` into `target` to `times`.
+
+    A trainer may send tokens that go to experts over several axes in one joined exchange. It is priced axis by axis:
+    tokens that go to another rank of one axis reach their final rank with that, so that the axes after it are priced
+    for the other tokens alone.
 
     Args:
         data: bytes of the whole tensor.
         source: [axes] placement on each mesh axis.
         target: [axes] required placement on each mesh axis.
         batch_dim: dim of the tensor that holds the samples, or -1.
-        times: [NUM_COLLECTIVES] seconds, added to.
-
-    Tokens that go to experts over several axes go in one exchange where the trainer joins them: what an outer axis
-    sends to another of its ranks is at the right one of the inner axes then.
+        times: [NUM_COLLECTIVES] seconds of each kind, added to.
 
     Returns:
-        The host time of the collectives, in that of a collective of two ranks.
+        Host time of the collectives, as a multiple of that of a collective of two ranks.
     """
     sizes, links = stage.axes, stage.links
     local = data
@@ -213,7 +224,7 @@ def convert(
     is_joined = reason.copies > 0.0 and stage.hardware.joins_exchanges > 0.0
     for a in range(sizes.shape[0]):
         if source[a] == UNKNOWN or target[a] == UNKNOWN:
-            # It may be an exchange, which takes along what goes to the ranks of the axes behind it.
+            # Once decided it may be an all-to-all; a joined one would leave fewer bytes to the axes after it.
             sent /= sizes[a] if is_joined else 1.0
         elif source[a] >= 0 and target[a] >= 0 and source[a] != target[a]:
             waited += links[a].host_time
@@ -226,7 +237,7 @@ def convert(
         if source[a] >= 0 and (target[a] == BROADCAST or target[a] == PARTIAL):
             local *= sizes[a]
             if target[a] == BROADCAST:
-                # Parts of a sum are zeros around what a rank holds: nothing is sent.
+                # S to P sends nothing: each rank pads its part with zeros.
                 waited += links[a].host_time
                 times[ALL_GATHER] += spend(ALL_GATHER, a, source[a] == batch_dim, stage, local, reason, recorder)
     return waited

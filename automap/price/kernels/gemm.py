@@ -2,11 +2,12 @@
 
     t       = floor + (compute^p + memory^p)^(1/p) + quantisation
     compute = rounds * the time of one 128 x 128 tile, k + depth deep, on one multiprocessor
-    rounds  = tiles / multiprocessors, partly rounded up to whole waves; below one wave split-k fills some of the rest
-    memory  = bytes over the achieved bandwidth, faster while they fit into the cache
+    rounds  = tiles / multiprocessors, partly rounded up to whole waves; below one wave, split-k uses some of the idle
+              multiprocessors
+    memory  = bytes over the achieved bandwidth, which is higher while the operands fit into the cache
 
-Grows with every dim and falls with every rate. The constants are in `automap/data/fitted/gemm.json`, fitted by
-`benchmarks/fit_gemm.py`; the recipe of tiles and waves is that of NVIDIA's matrix multiplication guide. Units: seconds,
+The time grows with every dim and falls with every rate. The constants are in `automap/data/fitted/gemm.json`, fitted by
+`benchmarks/fit_gemm.py`. The model of tiles and waves is that of NVIDIA's matrix multiplication guide. Units: seconds,
 bytes, FLOP/s.
 """
 
@@ -30,7 +31,7 @@ GRAIN = 64.0
 
 @borrowing(float64(float64, float64, float64, float64, float64, GEMM_CURVE), inner=True)
 def arithmetic_s(m: float, n: float, k: float, batch: float, split: float, curve: Record) -> float:
-    """Seconds of the arithmetic of `batch` products [m, k] x [k, n]; `split` as that of the curve."""
+    """Seconds of the arithmetic of `batch` products [m, k] x [k, n], with `split` in place of `GemmCurveRow.split`."""
     grain = curve.grain
     tiles = batch * math.ceil(m / grain) * math.ceil(n / grain) * (grain * grain / (TILE * TILE))
     waves = tiles / curve.multiprocessors
@@ -42,7 +43,7 @@ def arithmetic_s(m: float, n: float, k: float, batch: float, split: float, curve
 
 @borrowing(float64(float64, float64, GEMM_CURVE), inner=True)
 def overlapped_s(compute: float, memory: float, curve: Record) -> float:
-    """Seconds of arithmetic and memory that overlap."""
+    """Seconds of a kernel whose arithmetic and memory accesses, given in seconds, overlap."""
     larger = max(compute, memory)
     if larger <= 0.0:
         return 0.0
@@ -59,8 +60,9 @@ def gemm_s(m: float, n: float, k: float, batch: float, input_bytes: float, outpu
         n: columns of the result.
         k: summed elements.
         batch: independent products.
-        input_bytes: of one element of the operands.
-        output_bytes: of one element of the result.
+        input_bytes: bytes of one element of the operands.
+        output_bytes: bytes of one element of the result.
+        curve: fitted curve of the device.
 
     Returns:
         Seconds; 0 where there is nothing to do.

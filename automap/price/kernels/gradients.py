@@ -1,4 +1,5 @@
-"""Parameters of a unit: elements of one rank, also under ZeRO, and the axes that gradients are reduced over."""
+"""Parameters of a unit: the elements that one rank holds, with and without ZeRO, and the axes over which gradients are
+reduced."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from automap.price.kernels.unit_workspace import UNIT_WORKSPACE
 from ir.factors import BROADCAST, PARTIAL
 
 WHOLE, SUMMED, OPEN = range(3)
-"""What becomes of a gradient on an axis: nothing, a sum over its ranks, or what an undecided operator makes of it."""
+"""What a gradient needs on an axis. WHOLE: no reduction. SUMMED: a sum over the ranks. OPEN: an operator that reads the
+parameter is undecided, and may need either."""
 
 
 @borrowing(float64(float64, int64[::1], STAGE), inner=True)
@@ -27,11 +29,13 @@ def local_elements(elements, placement, stage):
 
 @borrowing(void(TENSOR, int64[::1], STAGE, UNIT_COST), inner=True)
 def add_elements(tensor, placement, stage, total):
-    """Adds the elements of a parameter that one rank holds, its share of them under ZeRO, and what ZeRO gathers.
+    """Adds the elements of a parameter that one rank holds, its share of them under ZeRO, and those that ZeRO gathers.
 
     Args:
         tensor: the parameter.
         placement: [axes] placement of the parameter.
+        stage: mesh of the rank, and the axes over which ZeRO shards.
+        total: `parameters`, `zero_parameters`, `gathered` and those of them that are frozen are added to.
     """
     elements = local_elements(tensor.fixed_elements, placement, stage)
     is_frozen = tensor.is_frozen == 1
@@ -39,7 +43,7 @@ def add_elements(tensor, placement, stage, total):
     if is_frozen:
         total.frozen += elements
     for a in range(stage.axes.shape[0] - 1, -1, -1):
-        # A parameter that is read as a sum is held whole: one rank takes it, the others zeros.
+        # A parameter that is read as P is held whole: the first rank reads it, the others read zeros.
         if stage.zero_axes[a] and (placement[a] == BROADCAST or placement[a] == PARTIAL):
             total.gathered[a] += elements
             if is_frozen:
@@ -52,16 +56,17 @@ def add_elements(tensor, placement, stage, total):
 
 @borrowing(int64(TABLES, int64, int64, int64, int64, UNIT_WORKSPACE), inner=True)
 def _summed(tables, row, start, stop, axis, workspace):
-    """Whether the gradient of the parameter that a row reads is partial on an axis: WHOLE, SUMMED or OPEN.
+    """Whether the gradient of a parameter is partial on an axis, so that it must be reduced: WHOLE, SUMMED or OPEN.
 
-    A view, or an operator on parameters alone, hands a partial gradient on from its consumers: it is added up over the
-    micro-batches and reduced once. Where one of several consumers gives a partial gradient, their sum is partial.
+    A view, or an operator on parameters alone, passes a partial gradient on from its consumers: it is added up over the
+    micro-batches and reduced once. If one of several consumers gives a partial gradient, the sum of all is partial.
 
     Args:
         row: operand that reads the parameter.
         start: first operand row of the unit.
         stop: one past its last operand row.
-        workspace: `reached` is used.
+        axis: the mesh axis.
+        workspace: with placements; `reached` is scratch.
     """
     reached = workspace.reached
     result, reader, last = WHOLE, row, row
@@ -94,14 +99,17 @@ def _summed(tables, row, start, stop, axis, workspace):
 def add_reduction(tables, row, start, stop, stage, workspace, total):
     """Adds a parameter's local gradient elements to every axis on which the gradient is partial.
 
-    Without ZeRO the last axis reduces and scatters all of them, the ones before it what is left. With ZeRO the axes
-    that it shards over come first: each leaves a rank its shard, whether a sum had to be taken or all ranks had the
-    same. What is still partial on other axes is then summed over these.
+    Without ZeRO, the last axis reduces and scatters all elements, and each axis before it the shard that a rank then
+    has. With ZeRO, the axes that it shards over come first. Each of them leaves a rank with its shard, whether the
+    gradient was partial on it or the same on all its ranks. The shard is then reduced over the other axes.
 
     Args:
         row: operand that reads the parameter.
         start: first operand row of the unit.
         stop: one past its last operand row.
+        stage: mesh of the rank, and the axes over which ZeRO shards.
+        workspace: with placements.
+        total: `reduced` and `scattered` are added to.
     """
     axes, zero_axes, placement = stage.axes, stage.zero_axes, workspace.placement[row]
     elements = local_elements(tables.tensors[tables.operands[row].tensor].fixed_elements, placement, stage)
@@ -110,7 +118,7 @@ def add_reduction(tables, row, start, stop, stage, workspace, total):
         summed = _summed(tables, row, start, stop, a, workspace)
         if summed == SUMMED:
             total.reduced[a] += elements
-        # An undecided axis may scatter them, but need not reduce any.
+        # For a lower bound, an undecided axis scatters the elements and reduces none.
         if summed != WHOLE:
             elements /= axes[a]
         if zero_axes[a] and (placement[a] == BROADCAST or placement[a] == PARTIAL):

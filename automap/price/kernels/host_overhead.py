@@ -1,6 +1,6 @@
-"""Host and device: how much longer both take together than the device alone.
+"""Host overhead: how much longer a unit takes because the host launches its kernels and collectives.
 
-The host launches kernels and collectives; it runs ahead of the device or holds it up. Units: seconds.
+A fast host launches kernels before the device needs them; a slow one lets the device wait. Units: seconds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from automap.price.kernels.stage_records import HARDWARE
 
 @borrowing(float64(float64, float64, float64), inner=True)
 def _overlapped(device_s, host_s, exponent):
-    """Seconds of a device and its host that overlap: the larger, and more where they are alike."""
+    """Seconds of a device and its host that work in parallel: the p-norm of both, with p the exponent."""
     larger = max(device_s, host_s)
     if larger <= 0.0:
         return 0.0
@@ -25,12 +25,14 @@ def _overlapped(device_s, host_s, exponent):
 
 @borrowing(void(float64, boolean, HARDWARE, UNIT_COST), inner=True)
 def add_host_waits(relaunched, apart, hardware, cost):
-    """Writes how much longer host and device take together than the device alone.
+    """Writes the seconds that the device waits for its host in each pass of a unit.
 
     Args:
         relaunched: kernels that recomputation launches again.
-        apart: whether gradients of inputs and of weights may be computed apart; else these waits are left at 0.
-        cost: cost of a unit; its waits for the host are written.
+        apart: whether gradients of inputs and of weights may be computed in separate passes; else the waits in these
+            are left at 0.
+        hardware: of the stage.
+        cost: cost of a unit; `forward_host_s`, `backward_host_s`, `input_host_s` and `weight_host_s` are written.
     """
     forward = cost.forward_s
     others = cost.recompute_s

@@ -1,8 +1,8 @@
-"""Measured blocks: times that the user measured of whole blocks, in place of what their kernels are priced at.
+"""Measured blocks: times of whole blocks that the user measured, in place of the predicted ones.
 
-A time holds for one degree of tensor parallelism and one micro-batch, and only where a plan divides the block so: its
-products split by samples on the first axis, by something else on the last, and no axis between them. Units: seconds,
-samples of a replica.
+A time holds for one degree of tensor parallelism and one size of micro-batch. It is used only where a plan divides the
+block in the same way: products are split within samples on the last mesh axis, and by samples on all axes before it.
+Units: seconds, samples of a replica.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from automap.price.kernels.stage_records import STAGE, UNIT
 OTHERWISE, MAYBE, SO = range(3)
 """Whether a block is divided as the measured one was: no, not decided yet, yes."""
 WEIGHT_SHARE = 0.5
-"""Share of a measured backward pass that makes gradients of weights. Assumed: products do as much for these as for the
-gradients of their inputs."""
+"""Share of a measured backward pass that makes gradients of weights. Assumed, since a matrix product has as many FLOPs
+for these as for the gradients of its inputs."""
 
 
 @borrowing(int64(TABLES, UNIT, STAGE), inner=True)
 def _division(tables, unit, stage):
-    """Whether the products of a block are split within samples on the innermost axis and by samples on all others."""
+    """Whether the products of a block are split within samples on the innermost axis and by samples on all others:
+    OTHERWISE, MAYBE or SO."""
     found = SO
     innermost = stage.axes.shape[0] - 1
     for op in range(unit.first, unit.last):
@@ -43,16 +44,16 @@ def _division(tables, unit, stage):
 
 @borrowing(boolean(TABLES, UNIT, STAGE, boolean, UNIT_COST), inner=True)
 def measured_block(tables, unit, stage, whole, cost):
-    """Writes the measured seconds of a block over the modelled ones, if some were measured so.
+    """Replaces the predicted seconds of a block by the measured ones, if it was measured divided as it is here.
 
-    While signatures are undecided, the lesser of the two is written: a lower bound.
+    While signatures are undecided, the smaller of the two is written, which is a lower bound.
 
     Args:
         whole: whether all of the unit is recomputed.
-        cost: cost of the unit with the modelled seconds of forward pass, backward pass and recomputation; written.
+        cost: cost of the unit with the predicted seconds of forward pass, backward pass and recomputation; written.
 
     Returns:
-        Whether a measured time was found. It includes what the device waits for its host to launch kernels.
+        Whether a measured time was found. It includes the waits of the device for kernels that its host launches.
     """
     for i in range(tables.blocks.shape[0]):
         block = tables.blocks[i]

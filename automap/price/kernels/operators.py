@@ -1,6 +1,7 @@
-"""Seconds of one operator's kernel from its local extents: products, attention, and their least.
+"""Seconds of the kernel of one operator from the extents of its loops on one rank.
 
-Units: seconds, bytes, elements.
+While a signature is undecided, the extents on a rank are unknown, and the seconds are a lower bound. Units: seconds,
+bytes, elements.
 """
 
 from __future__ import annotations
@@ -37,22 +38,24 @@ GRADIENT_BYTES = 4.0
 ALIGNED = 8.0
 """Tensor cores take rows of a multiple of this many elements (NVIDIA's matrix multiplication guide)."""
 VECTOR, EVEN = 16.0, 4.0
-"""Bytes of the vectors that a kernel on tensor cores loads where rows are a multiple of them, and of the shorter ones
-that it loads otherwise, if rows are a multiple of these (names of cuBLAS's kernels: align8, align2, align1 in bf16)."""
+"""Bytes of a vector that a kernel on tensor cores loads if rows are a multiple of it, and of the shorter vector that it
+loads if rows are a multiple of that alone (names of cuBLAS's kernels: align8, align2, align1 in bf16)."""
 GRANTED_HEADS = 4.0
-"""The fused softmax takes multiples of this many heads of samples (Megatron-LM)."""
+"""The fused softmax of Megatron-LM needs a number of samples times heads that is a multiple of this."""
 
 
 @borrowing(void(KERNEL, float64[::1], HARDWARE, float64[::1]))
 def product_s(kernel, extents, hardware, times):
-    """Seconds of a product, forward and backward, and those of the latter for its weight.
+    """Seconds of a product: forward, backward, and the part of the backward pass for the gradient of its weight.
 
-    Products with a weight run at their own precision; a batch of them is one of experts, each launched by itself unless
-    the trainer groups them.
+    Products with a weight run at their own precision. A batch of them is one product for each expert; each is a kernel
+    of its own unless the trainer groups them.
 
     Args:
-        extents: [NUM_CLASSES] local extents of its loops, by class.
-        times: [3] written.
+        kernel: a `KernelRow` of kind PRODUCT or BATCHED_PRODUCT.
+        extents: [NUM_CLASSES] extents of its loops on a rank, by class.
+        hardware: of the stage.
+        times: [3] the seconds, written.
     """
     element = hardware.element_bytes
     batch, m, n, k = extents[BATCH], extents[M], extents[N], extents[K]
@@ -62,7 +65,7 @@ def product_s(kernel, extents, hardware, times):
         curve = hardware.products
         width = element
         written = element
-        # A matrix by a vector streams the matrix: it takes no tensor cores, whatever its dims.
+        # The product of a matrix and a vector uses no tensor cores, whatever its dims.
         if min(m, n, k) > 1.0 and (m % ALIGNED != 0.0 or n % ALIGNED != 0.0 or k % ALIGNED != 0.0):
             slow = hardware.misaligned
     else:
@@ -96,7 +99,7 @@ def product_s(kernel, extents, hardware, times):
 
 @borrowing(void(KERNEL, float64[::1], HARDWARE, float64[::1]), inner=True)
 def _attention_s(kernel, extents, hardware, times):
-    """Seconds of fused attention whose scores have local extents `extents`; as `product_s`, without a weight."""
+    """Seconds of fused attention from the extents of its scores on a rank; arguments as for `product_s`."""
     heads, element = extents[BATCH], hardware.element_bytes
     kv_heads = kernel.kv_share * heads
     visible = Visible(kernel.visible_share, kernel.visible_edges, kernel.widest_share)
@@ -108,14 +111,15 @@ def _attention_s(kernel, extents, hardware, times):
 
 @borrowing(void(KERNEL, float64[::1], float64, HARDWARE, float64[::1]), inner=True)
 def _least_s(kernel, extents, divisor, hardware, times):
-    """Least seconds of a product or of attention of which each rank does one part in `divisor`, as `product_s`.
+    """Lower bound on the seconds of a product or of attention whose work is divided into `divisor` equal parts.
 
-    The arithmetic at the rate of the curve and the smallest kernel: what `gemm_s` and `attention_s` come to at best.
+    It is the time of the smallest kernel plus the arithmetic at the highest rate of the curve; `gemm_s` and
+    `attention_s` are never below it. `extents` are those of the whole operator, other arguments as for `product_s`.
     """
     times[2] = 0.0
     if kernel.kind == ATTENTION:
         attention = hardware.attention
-        # A split of the head size gains nothing by this, for small heads cost more an element.
+        # If the split is that of the head size, the bound holds too: smaller heads take more time for each element.
         pairs = 2.0 * kernel.visible_share * extents[BATCH] * extents[M] * extents[N] / divisor / attention.flops_per_s
         times[0] = attention.floor_s + pairs * product_depth(extents[K], extents[VALUES], attention, False)
         pairs *= attention.backward
@@ -131,16 +135,19 @@ def _least_s(kernel, extents, divisor, hardware, times):
 
 @borrowing(void(KERNEL, float64[::1], float64, float64, HARDWARE, float64[::1]))
 def convolution_s(kernel, extents, divisor, moved, hardware, times):
-    """Seconds of a convolution, as `product_s`; the least of all where a signature is undecided.
+    """Seconds of a convolution: forward, backward, and the part of the backward pass for the gradient of its weight.
 
-    Each of its passes is a product of equal extents that reads its images once, whatever the window. Groups of few
-    channels, and channels that are no multiple of 16 bytes, have kernels without tensor cores.
+    Each pass is priced as a matrix product of equal extents that reads the images once, whatever the window. Kernels
+    for groups of few channels, and for channels that are no multiple of 16 bytes, use no tensor cores.
 
     Args:
-        extents: [4] extents of its loops, by class: a rank's own, or those of the whole while a signature is undecided.
-        divisor: 0, or while a signature is undecided the parts that the work is divided into.
+        kernel: a `KernelRow` of kind CONVOLUTION.
+        extents: [4] extents of its loops by class, on a rank or, while a signature is undecided, of the whole operator.
+        divisor: 0, or, while a signature is undecided, the number of parts into which the work is divided; the seconds
+            are then a lower bound.
         moved: bytes of its operands on a rank.
-        times: [3] written.
+        hardware: of the stage.
+        times: [3] the seconds, written.
     """
     groups, rows, filters, channels = extents[BATCH], extents[M], extents[N], extents[K]
     window, curve = kernel.window, hardware.products
@@ -164,7 +171,7 @@ def convolution_s(kernel, extents, divisor, moved, hardware, times):
             elif number == 1:
                 compute = arithmetic_s(rows, channels, filters * window, groups, curve.split, curve)
             else:
-                # The rows that a gradient of a weight sums are many: they fill all multiprocessors.
+                # The gradient of a weight is a sum over so many rows that it fills all multiprocessors.
                 compute = arithmetic_s(channels * window, filters, rows, groups, 0.0, curve)
             compute /= hardware.convolution_rates[number]
         times[number] = hardware.kernel_s + overlapped_s(compute, memory, curve)
@@ -175,7 +182,8 @@ def convolution_s(kernel, extents, divisor, moved, hardware, times):
 
 @borrowing(float64(TENSOR, int64[::1], STAGE), inner=True)
 def _refused(tensor, placement, stage):
-    """1 where the local samples and heads of a tensor are none that the fused softmax takes."""
+    """1 where the fused softmax does not support the samples and heads of a tensor on a rank, see `GRANTED_HEADS`;
+    else 0."""
     heads = 1.0
     for dim in range(tensor.num_dims - 2):
         heads *= tensor.dims[dim]
@@ -189,7 +197,7 @@ def _refused(tensor, placement, stage):
 
 @borrowing(void(KERNEL, float64, float64, STAGE, float64[::1]), inner=True)
 def _memory_s(kernel, moved, divisor, stage, times):
-    """Seconds of a kernel that is bound by `moved` bytes or by its arithmetic."""
+    """Writes the seconds of a kernel that is bound by memory or by its arithmetic, see `operator_s`."""
     hardware, samples = stage.hardware, stage.samples
     passes = 1.0
     if kernel.kind == MEMORY:
@@ -211,14 +219,16 @@ def _memory_s(kernel, moved, divisor, stage, times):
 
 @borrowing(float64(TABLES, int64, int64[::1], STAGE, float64, float64, UNIT_WORKSPACE), inner=True)
 def operator_s(tables, op, signatures, stage, divisor, moved, workspace):
-    """Forward and backward seconds of an operator on one rank; the least of all while a signature is undecided.
+    """Seconds of an operator on one rank; a lower bound while a signature is undecided.
 
     Args:
-        op: operator row; it is placed and `undecided` is written.
+        op: operator row.
         signatures: [axes] signature of the operator on each axis; -1 where it is undecided.
-        divisor: parts that the work is divided into.
-        moved: bytes that its operands hold.
-        workspace: `times` is written; the last is the part of the backward pass that makes gradients of weights.
+        stage: mesh, hardware and samples.
+        divisor: number of parts into which the work is divided.
+        moved: bytes of its operands on a rank.
+        workspace: with the placements of its operands and whether it is `undecided`; `times` is written: forward,
+            backward, and the part of the backward pass for gradients of weights.
 
     Returns:
         Kernels that the host launches for its forward pass.

@@ -1,4 +1,4 @@
-"""Placements of operands under signatures, the bytes that one rank holds, and whether dims divide evenly."""
+"""Placements of operands under signatures, the bytes of them on one rank, and whether dims divide evenly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ir.factors import BROADCAST, LEAST_PART, PARTIAL
 
 @borrowing(int64(int64))
 def dual(placement):
-    """Placement that a tensor's gradient is required in: whole where the tensor is a sum, else the same."""
+    """Required placement of a tensor's gradient: B where the tensor is P, else that of the tensor."""
     return BROADCAST if placement == PARTIAL else placement
 
 
@@ -67,10 +67,10 @@ def place_operands(tables, unit, stage, workspace):
 
 @borrowing(void(TABLES, int64, int64, int64[:, ::1], int64[::1]))
 def write_crossing(tables, crossing, first, chosen, placement):
-    """Writes the placement in which a unit's crossing tensor leaves it; UNKNOWN where it is undecided.
+    """Writes the placement of the tensor that crosses out of a unit; UNKNOWN where it is undecided.
 
     Args:
-        crossing: operand row whose tensor crosses out of the unit, or -1: whole then.
+        crossing: operand row whose tensor crosses out of the unit; -1 if none does, B is written then.
         first: operator row at which `chosen` begins.
         chosen: [operators, axes] signatures; -1 where they are undecided.
         placement: [axes] written.

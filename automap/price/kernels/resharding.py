@@ -1,4 +1,4 @@
-"""Collectives that one operator requires: of tensors on their way to it, of gradients back, and inside it.
+"""Collectives that one operator requires: to reshard its inputs, to reshard the gradients of these, and inside it.
 
 Units: seconds, bytes.
 """
@@ -18,7 +18,7 @@ from automap.price.kernels.unit_workspace import UNIT_WORKSPACE
 
 @borrowing(boolean(int64[::1], int64[::1]))
 def differs(source, target):
-    """Whether two placements, [axes], that are decided differ on any axis."""
+    """Whether two placements, [axes], differ on an axis on which both are decided."""
     found = False
     for a in range(source.shape[0]):
         found = found or (source[a] != target[a] and source[a] != UNKNOWN and target[a] != UNKNOWN)
@@ -27,13 +27,14 @@ def differs(source, target):
 
 @borrowing(boolean(TABLES, int64, int64, UNIT_WORKSPACE), inner=True)
 def is_shared(tables, row, start, workspace):
-    """Whether an earlier operand in the unit requires the same conversion of the tensor, or may turn out to require it.
+    """Whether the price of an earlier operand of the unit includes the same conversion of the tensor, or may do so.
 
-    An earlier operand that is wholly undecided has not been charged with it.
+    An earlier operand whose placement is undecided on all axes has been priced without conversions.
 
     Args:
         row: operand row.
         start: first operand row of the unit.
+        workspace: with placements.
     """
     placement, gradient = workspace.placement, workspace.gradient
     earlier = tables.operands[row].earlier
@@ -63,17 +64,19 @@ def _clear(sent):
 
 @borrowing(boolean(TABLES, int64, int64[::1], int64[::1], STAGE, UNIT_WORKSPACE, RESHARDED, UNIT_COST), inner=True)
 def convert_operand(tables, row, source, given, stage, workspace, sent, total):
-    """Adds what it takes to bring a tensor to an operand, and its gradient back.
+    """Adds the collectives that reshard a tensor for an operand, and those that reshard its gradient.
 
     Args:
-        row: operand row; its placement is required.
+        row: operand row; `workspace.placement` holds the placement that it requires.
         source: [axes] placement of the tensor.
-        given: [axes] placement in which the operator hands the gradient back.
+        given: [axes] gradient placement that the operator produces.
+        stage: mesh, links and samples.
         workspace: with placements; its scratch row 2 is overwritten.
-        sent: cost forward; written where something moves forward.
+        sent: cost of resharding in the forward pass; written if the tensor is resharded.
+        total: the costs of both passes are added to it.
 
     Returns:
-        Whether anything moves forward.
+        Whether the tensor is resharded in the forward pass.
     """
     operand = tables.operands[row]
     tensor = tables.tensors[operand.tensor]
@@ -104,7 +107,7 @@ def convert_operand(tables, row, source, given, stage, workspace, sent, total):
             data, given, required, tensor.batch_dim, stage, times, reason, workspace.recorder
         )
         if is_ring:
-            # Keys and values go round again, with their gradients.
+            # In the backward pass keys and values go round the ring once more, and so do their gradients.
             total.backward_ring_s += 2.0 * (times[REDUCE_SCATTER] - scattered)
             times[REDUCE_SCATTER] = scattered
     return moves
@@ -116,11 +119,11 @@ def exchange_inside(tables, op, signatures, stage, divisor, workspace):
 
     Args:
         signatures: [axes] signature of the operator on each axis; -1 where it is undecided.
-        divisor: parts that the work of the operator is divided into.
+        divisor: number of parts into which the work of the operator is divided.
         workspace: `own` and `resharded` of the operator are written.
 
     Returns:
-        Whether anything moves forward.
+        Whether there is such a collective in the forward pass.
     """
     own, sent = workspace.own[op], workspace.resharded[tables.operands.shape[0] + op]
     tensor = tables.operands[tables.operators[op].first_operand].tensor
@@ -132,7 +135,7 @@ def exchange_inside(tables, op, signatures, stage, divisor, workspace):
         kind = signature.collective
         if kind < 0:
             continue
-        # The other axes shard what is exchanged.
+        # On each rank, the other axes divide the exchanged bytes.
         shard = divisor / stage.axes[a]
         wait, of_samples = stage.links[a].host_time, signature.splits_batch == 1
         data = (signature.forward_bytes + signature.forward_bytes_per_sample * stage.samples) / shard
