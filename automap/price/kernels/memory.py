@@ -16,9 +16,9 @@ def state_bytes(parameters, frozen, settings):
     """Bytes of the state of a rank's parameters.
 
     ZeRO 1 shards the state of the optimizer, ZeRO 2 the gradients as well, ZeRO 3 also the parameters
-    (arXiv 1910.02054). A trainer that converts weights has no shards of them but their masters, which it converts as it
-    gathers them (`MixedPrecisionPolicy` of torch.distributed.fsdp: parameters stay in their own type): these count as
-    parameters then, and not as state of the optimizer.
+    (arXiv 1910.02054). Under ZeRO 3, a trainer that computes with converted weights shards the master copies alone and
+    converts them when it gathers them (`MixedPrecisionPolicy` of torch.distributed.fsdp: parameters stay in their own
+    type). The master copies then count as parameters and not as state of the optimizer.
 
     Args:
         parameters: parameters that the rank holds without ZeRO, and under ZeRO.
@@ -44,12 +44,14 @@ def state_bytes(parameters, frozen, settings):
 
 @borrowing(int64(int64, int64, int64, int64))
 def in_flight(rank, num_ranks, num_chunks, num_micro_batches):
-    """Fewest micro-batches whose activations are alive on a rank at its peak, whatever the schedule.
+    """Fewest micro-batches that a rank has in flight at its peak of memory, whatever the schedule.
 
-    Under 1F1B they are exactly as many: a rank does a forward pass for itself and for every rank behind it before its
-    first backward pass (DAPPLE, arXiv 2007.01045). With virtual stages at least one is.
+    Under 1F1B it is exactly this number: before its first backward pass a rank runs one forward pass for itself and one
+    for every rank after it (DAPPLE, arXiv 2007.01045). With virtual stages only one micro-batch is certain.
 
     Args:
+        rank: the pipeline rank.
+        num_ranks: pipeline ranks.
         num_chunks: chunks of all ranks.
         num_micro_batches: micro-batches of one step.
     """
@@ -58,18 +60,19 @@ def in_flight(rank, num_ranks, num_chunks, num_micro_batches):
 
 @borrowing(float64(float64, types.UniTuple(float64, 3), SETTINGS))
 def working_bytes(workspace_bytes, of_unit, settings):
-    """Bytes that a pass of one unit needs besides what is saved.
+    """Bytes that a pass of one unit needs beside the saved activations.
 
-    They are the largest result of an operator and its gradient; under ZeRO 3 also the gathered weights of the unit and
-    of the next one, and under ZeRO 2 its gradients until they are scattered. FSDP2 holds so much: a backward pass has
-    the weights of its unit, and asks for those of the one before as it begins (`pre_backward` and `wait_for_unshard` of
-    torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, torch 2.11). The other unit is taken to be as large. There
-    is nothing to gather and to scatter on a rank that is alone, and of experts that are spread over all axes.
+    These are the largest result of an operator and its gradient. ZeRO 2 and 3 add the gradients of the unit until they
+    are scattered, and ZeRO 3 the gathered weights of two units, as FSDP2 does: the backward pass of a unit has its
+    weights, and starts to gather those of the next unit when it begins (`pre_backward` and `wait_for_unshard` of
+    torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, torch 2.11). The other unit is assumed to be as large. A
+    unit whose shard is all of its parameters gathers nothing: on a single rank, or of experts that are spread over all
+    axes.
 
     Args:
-        workspace_bytes: the most that one of its operators writes.
-        of_unit: parameters of the unit, which ZeRO gathers, those of them that are trained, and this rank's share.
-        settings: the trainer's.
+        workspace_bytes: bytes that the largest of its operators writes.
+        of_unit: parameters of the unit, which ZeRO gathers; those of them that are trained; and this rank's shard.
+        settings: stage of ZeRO, and what the trainer gathers.
     """
     found = 2.0 * workspace_bytes
     if of_unit[2] >= of_unit[0]:
@@ -83,13 +86,13 @@ def working_bytes(workspace_bytes, of_unit, settings):
 
 @borrowing(float64(float64, int64, int64, SETTINGS))
 def standing_bytes(crossing_bytes, num_ranks, num_micro_batches, settings):
-    """Bytes of the buffers that a rank has all the time.
+    """Bytes of the buffers that a rank holds during the whole training.
 
     Args:
-        crossing_bytes: bytes of the largest tensors that cross into it or out of it for a micro-batch.
+        crossing_bytes: bytes of the largest tensor that the rank receives or sends for a micro-batch.
         num_ranks: pipeline ranks.
         num_micro_batches: micro-batches of one step.
-        settings: the trainer's.
+        settings: what the trainer reserves.
     """
     found = 1.0 * settings.reserved_bytes
     if num_ranks > 1:
@@ -100,7 +103,7 @@ def standing_bytes(crossing_bytes, num_ranks, num_micro_batches, settings):
 
 @borrowing(float64(types.UniTuple(float64, 2), types.UniTuple(float64, 2), SETTINGS))
 def update_bytes(parameters, frozen, settings):
-    """Bytes that the optimizer holds while it updates, beside its state; see `state_bytes` for the arguments."""
+    """Temporary bytes of the optimizer during the update, beside its state; see `state_bytes` for the arguments."""
     at = 1 if settings.zero_stage >= 1.0 else 0
     return (parameters[at] - frozen[at]) * settings.held_update_bytes
 
@@ -110,36 +113,38 @@ def bucket_bytes(replicas, parameters, settings):
     """Bytes of the buckets in which replicas reduce their gradients.
 
     Args:
-        replicas: ranks of a stage that hold the same parameters, those of all axes but that of tensor parallelism.
+        replicas: ranks of a stage that hold the same parameters, the product of all axes but that of tensor
+            parallelism.
         parameters: parameters that the rank trains.
-        settings: the trainer's.
+        settings: stage of ZeRO, and bytes of the buckets.
     """
     return parameters * settings.bucket_bytes if replicas > 1.0 and settings.zero_stage < 1.0 else 0.0
 
 
 @borrowing(boolean(int64, SETTINGS))
 def makes_gradients(num_micro_batches, settings):
-    """Whether gradients take memory only as the backward pass makes them, while activations are freed.
+    """Whether the memory of gradients is allocated by the backward pass, while it frees activations.
 
-    With more than one micro-batch those of the earlier ones are there all the time.
+    With more than one micro-batch, the gradients of the first one stay in memory during all others.
     """
     return num_micro_batches == 1 and settings.keeps_gradients == 0.0
 
 
 @borrowing(void(types.UniTuple(float64, 3), float64, float64, MOMENT))
 def add_to_moment(unit, gradient_bytes, times, moment):
-    """Adds units, behind those that are there, to what is in memory in the fullest moment of a micro-batch's passes.
+    """Adds equal units, which follow those added before, to the fullest moment of the passes of a micro-batch.
 
-    While the backward pass of a unit runs, a rank holds what this unit and those before it have saved, what the pass
-    needs besides, and the gradients of this unit and of those behind it, if the pass makes them. Of equal units one at
-    either end is the fullest one, since both grow evenly.
+    While the backward pass of a unit runs, a rank holds the activations that this unit and the units before it have
+    saved, the bytes that the pass needs besides, and, if the backward pass allocates gradients, those of this unit and
+    of the units after it. Among equal units the moment of the first or of the last one is the fullest, since
+    activations and gradients change evenly from one to the next.
 
     Args:
-        unit: bytes that one of the units saves, that are alive besides while it is recomputed, and that its passes need
-            besides, see `working_bytes`.
-        gradient_bytes: bytes of the gradients that its backward pass makes; 0 where they are there all the time.
-        times: number of the units, which are equal.
-        moment: read and written.
+        unit: three numbers of bytes for each unit: saved; in memory, beside these, while it is recomputed; and needed
+            besides by its passes, see `working_bytes`.
+        gradient_bytes: bytes of the gradients that the backward pass of a unit allocates; 0 where it allocates none.
+        times: number of the units.
+        moment: `MomentRow` of the units added before; written.
     """
     saved, live, working = unit
     moment.gradients += times * gradient_bytes

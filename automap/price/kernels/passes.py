@@ -1,7 +1,7 @@
 """Seconds of one action of every kind on every chunk of a pipeline.
 
-A rank waits for its neighbours, so exchanges between ranks are part of the passes, and nothing is on its way besides.
-Units: seconds, bytes.
+Exchanges between ranks are part of the passes, since a rank waits for its neighbours; no further time is priced for
+messages on their way. Units: seconds, bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from automap.schedule import BACKWARD, FORWARD, INPUT, WEIGHT
 
 @borrowing(float64(float64, LINK, float64, float64), inner=True)
 def gather_s(size, link, data, calls):
-    """Time of all-gathers of `data` bytes together, in a number of calls, at the rate that ZeRO's gathers reach."""
+    """Seconds of all-gathers of `data` bytes in total, in a number of calls, at the rate that ZeRO's gathers reach."""
     if size <= 1.0 or data <= 0.0:
         return 0.0
     x = (size - 1.0) / size * data / link.gather_bytes_per_s
@@ -38,14 +38,18 @@ def gather_s(size, link, data, calls):
     inner=True,
 )
 def _zero_traffic_s(elements, calls, axes, links, zero_axes, settings):
-    """Seconds of what ZeRO 2 and 3 move for one unit and micro-batch: gathers of parameters, scatters of gradients.
+    """Seconds of ZeRO's collectives for one unit and micro-batch, if nothing hides them.
 
     Args:
         elements: parameters that are gathered and gradients that are scattered over each axis, both [axes].
-        calls: calls that gather the parameters; their gradients are scattered in one.
+        calls: number of calls that gather the parameters; one call scatters the gradients.
         axes: [axes] ranks of each mesh axis.
         links: [axes] link of each mesh axis.
         zero_axes: [axes] whether ZeRO shards over the axis.
+        settings: ZeRO 2 or 3.
+
+    Returns:
+        Seconds to gather parameters (0 under ZeRO 2) and to scatter gradients.
     """
     scatter = 0.0
     gather = 0.0
@@ -60,18 +64,21 @@ def _zero_traffic_s(elements, calls, axes, links, zero_axes, settings):
 
 @borrowing(float64(float64, float64, float64), inner=True)
 def _rest_s(traffic, hidden, beside):
-    """Seconds by which traffic outlasts a pass of `beside` seconds, under which the part `hidden` of it may hide."""
+    """Exposed seconds of traffic beside a pass of `beside` seconds that can hide the share `hidden` of it."""
     return traffic * (1.0 - hidden) + max(0.0, traffic * hidden - beside)
 
 
 @borrowing(types.UniTuple(float64, 4)(types.UniTuple(float64, 2), types.UniTuple(float64, 4), SETTINGS), inner=True)
 def _shown_s(traffic, beside, settings):
-    """Seconds by which ZeRO's traffic, gathers and scatters, makes passes longer, in the order of `beside`.
+    """Seconds by which the collectives of ZeRO make passes longer, in the order of `beside`.
 
-    Where gradients of inputs and of weights are made apart, the former need the weights, and the latter are scattered.
+    Where the backward pass runs in two parts, the part for gradients of inputs gathers the weights, and the part for
+    gradients of weights scatters these gradients.
 
     Args:
-        beside: seconds of the forward pass, of the backward pass, and of its two parts, of inputs and of weights.
+        traffic: seconds to gather and to scatter, see `_zero_traffic_s`.
+        beside: seconds of the forward pass, of the backward pass, and of its parts for inputs and for weights.
+        settings: shares of the traffic that may be hidden.
     """
     gather, scatter = traffic
     hidden = settings.gradient_overlap
@@ -85,10 +92,10 @@ def _shown_s(traffic, beside, settings):
 
 @borrowing(void(PIPELINE, STAGE_ARRAYS, SETTINGS, STEP_WORKSPACE, RANK_COST[::1]), inner=True)
 def _add_tied_traffic(pipeline, stages, settings, workspace, result):
-    """Adds what ZeRO moves of parameters that two units of a rank read with unlike placements; see `passes`.
+    """Adds the traffic of ZeRO for parameters that two units of a rank read with unlike placements, see `passes`.
 
-    Such units gather all that each of them requires; bytes alone, for a unit has paid for its calls, and in the first
-    chunk of the rank, for it does not matter where.
+    Each of these units gathers the parameter as all of them together need it. Only the further bytes are added, since
+    the price of a unit includes its calls. They are added to the first chunk of the rank; the choice does not matter.
     """
     gather_kind = ALL_GATHER if settings.zero_stage >= 3.0 else REDUCE_SCATTER
     for t in range(pipeline.tied.shape[0]):
@@ -109,14 +116,15 @@ def _add_tied_traffic(pipeline, stages, settings, workspace, result):
 
 @borrowing(void(PIPELINE, SETTINGS, STEP_WORKSPACE, RANK_COST[::1]), inner=True)
 def _add_exchanges(pipeline, settings, workspace, result):
-    """Adds exchanges between ranks, and the host's time of a micro-batch, to the passes; see `passes`."""
+    """Adds exchanges between ranks, and the host time of each micro-batch, to the passes, see `passes`."""
     num_ranks, num_chunks, num_micro_batches = pipeline.num_ranks, pipeline.num_chunks, pipeline.order.num_micro_batches
     seconds, exchange = workspace.seconds, workspace.exchange
     per_rank = float64(num_chunks // num_ranks)
     for chunk in range(num_chunks):
         rank = chunk % num_ranks
         workspace.last_backward[rank] += seconds[BACKWARD, chunk]
-        # One exchange with each neighbour, both directions at once; virtual stages go round, one a chunk.
+        # A rank exchanges with both neighbours, one after the other, and in both directions at once. With virtual
+        # stages it sends to the next rank while it receives from the one before.
         before = exchange[chunk - 1] if chunk > 0 else 0.0
         shown = before + exchange[chunk] if num_chunks == num_ranks else max(before, exchange[chunk])
         result[rank].exchange_s += num_micro_batches * shown
@@ -128,7 +136,7 @@ def _add_exchanges(pipeline, settings, workspace, result):
 
 @borrowing(void(UNIT_COST, SETTINGS, UNIT_IN_STEP), inner=True)
 def write_unit(cost, settings, unit):
-    """Writes what a step depends on of a unit cost."""
+    """Writes the `UnitInStepRow` of a unit cost."""
     spent_forward = cost.forward_s + cost.forward_host_s
     spent_backward = cost.backward_s + cost.recompute_s + cost.backward_host_s
     spent_input = cost.input_s + cost.recompute_s + cost.input_host_s
@@ -151,7 +159,8 @@ def write_unit(cost, settings, unit):
 
 @borrowing(types.UniTuple(float64, 4)(UNIT_IN_STEP, int64, PIPELINE, STAGE_ARRAYS, SETTINGS), inner=True)
 def zero_s(unit, rank, pipeline, stages, settings):
-    """Seconds by which ZeRO makes the passes of a unit longer, see `_shown_s`."""
+    """Seconds by which ZeRO makes each pass of a unit longer: forward, backward, and the parts of the latter for inputs
+    and for weights."""
     if settings.zero_stage < 2.0:
         return 0.0, 0.0, 0.0, 0.0
     calls = unit.num_parameters if settings.gathers_singly > 0.0 else 1.0
@@ -161,14 +170,14 @@ def zero_s(unit, rank, pipeline, stages, settings):
     beside = (unit.forward_s, unit.backward_s, unit.input_s, unit.weight_s)
     shown = _shown_s(traffic, beside, settings)
     if unit.frozen >= unit.parameters and unit.backward_s <= 0.0:
-        # Without a backward pass nothing is gathered for it.
+        # A unit without a backward pass gathers nothing for it.
         return shown[0], 0.0, 0.0, 0.0
     return shown
 
 
 @borrowing(void(PIPELINE, STEP_WORKSPACE, RANK_COST[::1]), inner=True)
 def begin_passes(pipeline, workspace, result):
-    """Sets to zero what `add_unit` and `end_passes` add to, and counts the actions."""
+    """Sets the sums of `add_unit` and `end_passes` to zero, and counts the actions."""
     num_ranks, num_chunks = pipeline.num_ranks, pipeline.num_chunks
     count_actions(pipeline.order, num_chunks, workspace.counts)
     for chunk in range(num_chunks):
@@ -197,9 +206,9 @@ def add_unit(unit, zero, number, pipeline, stages, settings, workspace):
     """Adds the units of a part to the passes of their chunk and to the sums of their rank.
 
     Args:
-        unit: one of the units.
-        zero: what `zero_s` says of it.
-        number: of the part.
+        unit: the `UnitInStepRow` of one of the units, which are equal.
+        zero: its `zero_s`.
+        number: number of the part in `pipeline.parts`.
         workspace: `seconds`, `exchange`, `saved`, `moments` and `totals` are added to.
     """
     part, num_ranks, seconds = pipeline.parts[number], pipeline.num_ranks, workspace.seconds
@@ -234,7 +243,7 @@ def add_unit(unit, zero, number, pipeline, stages, settings, workspace):
         gradient_bytes = state_bytes((unit.parameters, unit.zero_parameters), frozen, settings)[1]
     add_to_moment(held, gradient_bytes, times, moment)
     if is_last and part.is_recomputed == 0:
-        # The unit behind is on another rank.
+        # The next unit is on another rank, so this rank keeps the tensor too.
         moment.saved += unit.result_bytes
         workspace.saved[chunk] += unit.result_bytes
     total.parameters += times * unit.parameters
@@ -250,7 +259,7 @@ def add_unit(unit, zero, number, pipeline, stages, settings, workspace):
 
 @borrowing(void(PIPELINE, STAGE_ARRAYS, SETTINGS, STEP_WORKSPACE, RANK_COST[::1]), inner=True)
 def end_passes(pipeline, stages, settings, workspace, result):
-    """Adds to the passes what no unit has by itself; all units are added."""
+    """Adds the times that belong to no single unit to the passes, after all units have been added."""
     if settings.zero_stage >= 2.0:
         _add_tied_traffic(pipeline, stages, settings, workspace, result)
     _add_exchanges(pipeline, settings, workspace, result)
@@ -260,7 +269,7 @@ def end_passes(pipeline, stages, settings, workspace, result):
     void(UNIT_COST, types.UniTuple(float64, 4), int64, PIPELINE, SETTINGS, STEP_WORKSPACE, RANK_COST), inner=True
 )
 def _report(cost, zero, number, pipeline, settings, workspace, mine):
-    """Adds what the passes of a part consist of to the result of its rank."""
+    """Adds computation and collectives in the passes of a part to the result of its rank."""
     chunk, times = pipeline.parts[number].chunk, float64(pipeline.parts[number].times)
     num_micro_batches, counts = pipeline.order.num_micro_batches, workspace.counts
     spent_forward = cost.forward_s + cost.forward_host_s
@@ -283,13 +292,15 @@ def _report(cost, zero, number, pipeline, settings, workspace, mine):
 
 @borrowing(void(UNIT_COST[::1], PIPELINE, STAGE_ARRAYS, SETTINGS, STEP_WORKSPACE, RANK_COST[::1]))
 def passes(costs, pipeline, stages, settings, workspace, result):
-    """Writes the seconds of one action of every kind on every chunk, and what the units of each rank sum up to.
+    """Writes the seconds of one action of every kind on every chunk, and the sums over the units of each rank.
 
     Args:
         costs: [rows] unit costs.
-        pipeline: what runs where.
-        workspace: `counts`, `seconds`, `exchange`, `last_backward`, `saved` and `totals` are written.
-        result: [ranks] what the passes consist of is written.
+        pipeline: the units of each chunk, and the order of the actions.
+        stages: the stages that the ranks run on.
+        settings: trainer, precision and ZeRO.
+        workspace: `counts`, `seconds`, `exchange`, `last_backward`, `saved`, `moments` and `totals` are written.
+        result: [ranks] seconds of computation, collectives, exchanges and host overhead are written.
     """
     unit = workspace.unit[0]
     begin_passes(pipeline, workspace, result)

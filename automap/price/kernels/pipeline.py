@@ -1,8 +1,9 @@
 """Pipeline schedules in time: when every rank is done, and its peak of saved activations.
 
 Every rank runs its actions in a fixed order (`automap.schedule`), each as soon as its inputs are there. All times are
-maxima of sums, so a faster part never makes the whole slower. `run_schedule` knows the order of each kind and needs no
-list; `run_program` runs any list and tells when each action began. Units: seconds, bytes.
+maxima of sums, so a faster part never makes the whole slower. `run_schedule` runs the kinds of schedules of
+`automap.schedule` without a list of their actions; `run_program` runs any list of actions and also writes when each of
+them began. Units: seconds, bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,13 @@ _pattern = borrowing(types.UniTuple(int64, 2)(int64, int64, int64, int64), inner
 
 @borrowing(void(ORDER, int64, float64[:, ::1]))
 def count_actions(order, num_chunks, counts):
-    """Writes how often each chunk does each word of `automap.schedule`, [words, chunks or more]."""
+    """Writes how often each chunk runs each kind of action of `automap.schedule` in a step.
+
+    Args:
+        order: order of the actions.
+        num_chunks: chunks of all ranks.
+        counts: [words, chunks or more] written.
+    """
     kind, num_micro_batches, program = order
     for chunk in range(num_chunks):
         for word in range(counts.shape[0]):
@@ -52,12 +59,12 @@ def count_actions(order, num_chunks, counts):
 
 @borrowing(void(int64[:, ::1], float64[:, ::1], float64[::1], float64[::1], float64[:, ::1]))
 def run_program(program, seconds, send, ends, times):
-    """Runs the actions of a list.
+    """Runs a list of actions.
 
     Args:
-        program: [actions, A_COUNT] see `automap.schedule`.
+        program: [actions, A_COUNT] the list, see `automap.schedule`.
         seconds: [words, chunks] seconds of one action.
-        send: [chunks] seconds from chunk c to chunk c + 1, and of the gradient back.
+        send: [chunks] seconds of a message from chunk c to chunk c + 1, and of one with the gradient back.
         ends: [ranks] when the rank has finished its last action, written.
         times: [actions, 2] when each began and ended, written.
     """
@@ -78,11 +85,11 @@ def run_program(program, seconds, send, ends, times):
 
 @kernel(void(int64, int64, int64, int64, float64[:, ::1], float64[::1], float64[::1]), inner=True)
 def _staircase(num_micro_batches, base, lag, backward, seconds, send, ends):
-    """`run_schedule` where the warm-up grows by one a rank: GPipe, 1F1B, ZB-1p.
+    """`run_schedule` for schedules whose warm-up is one micro-batch longer on each earlier rank: GPipe, 1F1B, ZB-1p.
 
-    In sweep t every rank, in the order of the pipeline, runs the backward of micro-batch t - base - (ranks behind it)
-    - 1, gradients of weights that are due, and then the forward of micro-batch t: what each needs was done in the
-    sweep before, or by the rank before in this one.
+    In sweep t, every rank runs the backward pass of micro-batch t - base - (ranks after it) - 1, then gradients of
+    weights that are due, and then the forward pass of micro-batch t. A sweep goes through the ranks in the order of the
+    pipeline. The inputs of each action come from the sweep before, or from the rank before in the same sweep.
     """
     num_ranks = ends.shape[0]
     gradient = np.zeros(num_ranks + 1)
@@ -110,18 +117,19 @@ def _staircase(num_micro_batches, base, lag, backward, seconds, send, ends):
 
 @kernel(void(int64, int64, int64, int64, float64[:, ::1], float64[::1], float64[::1]), inner=True)
 def _slope(num_micro_batches, base, lag, backward, seconds, send, ends):
-    """`run_schedule` where the warm-up grows by two a rank: interleaved, ZB-2p.
+    """`run_schedule` for schedules whose warm-up is two passes longer on each earlier rank: interleaved, ZB-2p.
 
-    In sweep t rank r runs its forward number t - r, before it its backward number t + r - 2 ranks + 1 - base, and
-    between them gradients of weights that are due. What each needs was done in the sweep before, so ranks are
-    independent within a sweep. Chunks go round: what rank 0 waits for comes from the last rank.
+    In sweep t, rank r runs its backward pass number t + r - 2 * ranks + 1 - base, then gradients of weights that are
+    due, and then its forward pass number t - r. The inputs of each action come from the sweep before, so the ranks are
+    independent within a sweep. After the last rank, a micro-batch goes on to the next chunk of rank 0.
     """
     num_ranks = ends.shape[0]
     num_chunks = send.shape[0]
     virtual = num_chunks // num_ranks
     total = virtual * num_micro_batches
     turn = num_ranks * virtual
-    # Row s: what the ranks need in a sweep t with t mod turn = s, or t - base - 2 ranks + 1 mod turn = s.
+    # Row s holds the seconds of the ranks in sweeps t with t mod turn = s (of forward passes and the messages before
+    # them), or with (t - base - 2 * ranks + 1) mod turn = s (of backward passes and the messages before them).
     onward = np.empty((turn, num_ranks))
     coming = np.empty((turn, num_ranks))
     back = np.empty((turn, num_ranks))
@@ -136,7 +144,8 @@ def _slope(num_micro_batches, base, lag, backward, seconds, send, ends):
             last = num_chunks - num_ranks - chunk + rank
             back[s, rank] = seconds[backward, last]
             returning[s, rank] = send[last] if last < num_chunks - 1 else -np.inf
-    # Ends of the last forward of rank r at r + 1, of the last backward at r, and of what came behind it at r.
+    # When rank r ended its latest forward pass, at r + 1; its latest backward pass, at r; and the gradients of weights
+    # after it, at r.
     reached = np.zeros(num_ranks + 1)
     gradient = np.zeros(num_ranks + 1)
     turned = np.zeros(num_ranks + 1) if lag > 0 else gradient
@@ -174,10 +183,10 @@ def _slope(num_micro_batches, base, lag, backward, seconds, send, ends):
 
 @borrowing(float64(int64, int64, int64, int64, int64, float64[::1]), inner=True)
 def _peak(rank, num_ranks, num_micro_batches, warm_up, lag, saved):
-    """Most bytes that a rank holds which turns from forward to backward after `warm_up` forwards.
+    """Most bytes of saved activations on a rank that runs `warm_up` forward passes before its first backward pass.
 
-    It frees what a forward saved in the backward pass, `lag` micro-batches later where these are behind. Bytes are
-    whole numbers, so the sum does not depend on its order.
+    The backward pass of a micro-batch frees its activations; where gradients of weights are made `lag` micro-batches
+    later, these free them. Bytes are whole numbers, so the sum does not depend on its order.
     """
     virtual = saved.shape[0] // num_ranks
     total = virtual * num_micro_batches
@@ -189,7 +198,8 @@ def _peak(rank, num_ranks, num_micro_batches, warm_up, lag, saved):
         held += (first // turn * num_ranks + rounds) * saved[j * num_ranks + rank]
     most = held
     number = first
-    # Along a run of equal chunks what is held grows or falls evenly, and all repeats after `turn` forwards.
+    # During consecutive passes of one chunk the held bytes grow or fall evenly, so its ends suffice. After `turn`
+    # forward passes everything repeats.
     while number < min(first + turn, total):
         freed = number - first
         run = min(num_ranks - number % num_ranks, num_ranks - freed % num_ranks, total - number)
@@ -203,19 +213,20 @@ def _peak(rank, num_ranks, num_micro_batches, warm_up, lag, saved):
 
 @kernel(void(ORDER, float64[:, ::1], *[float64[::1]] * 5), apart=True)
 def run_schedule(order, seconds, send, saved, busy, ends, peak):
-    """Times one step and finds each rank's peak of saved activations.
+    """Times one step and finds the peak of saved activations of each rank.
 
-    A rank goes on to its next step once it is done with this one (gradients are checked after the update, Qi et al.):
-    in a long run a step takes as long as the first rank needs from its first action to its last, but no less than any
-    rank works. That counts as the end of ranks which have gradients of weights left then.
+    A rank starts its next step when it is done with this one, before other ranks are (gradients are checked after the
+    update, Qi et al., arXiv 2401.10241). In a long run, a step therefore takes as long as the first rank needs from its
+    first action to its last one, but at least as long as any rank works. No rank counts as ending later than that, even
+    if it still computes gradients of weights.
 
     Args:
         order: order of the actions.
-        seconds: [words, chunks] seconds of one action; recomputation is part of the backward pass, or of that of the
-            input.
-        send: [chunks] seconds from chunk c to chunk c + 1, and of the gradient back.
-        saved: [chunks] whole bytes that one micro-batch keeps between its forward and its backward pass, or the
-            gradients of its weights.
+        seconds: [words, chunks] seconds of one action. Recomputation is part of the backward pass; if that runs in two
+            parts, of the part for inputs.
+        send: [chunks] seconds of a message from chunk c to chunk c + 1, and of one with the gradient back.
+        saved: [chunks] whole bytes that one micro-batch keeps from its forward pass to its backward pass or, if these
+            are computed separately, to the gradients of its weights.
         busy: [ranks] seconds of work.
         ends: [ranks] seconds until the rank has finished its step, written.
         peak: [ranks] bytes, written.

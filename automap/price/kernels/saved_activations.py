@@ -1,8 +1,9 @@
-"""Memory that a unit keeps for its backward pass: views share the memory of their root, which counts once.
+"""Memory that a unit saves for its backward pass.
 
-Copies of one tensor in unlike placements are memory of their own; those of two views of one root are taken for unlike
-if their sizes are. A copy whose placement is undecided may turn out to be any of the others, so that only what it
-exceeds them by counts. Units: bytes.
+A tensor and all views of it share one memory, which counts once; the tensor is called the root of these views. Copies
+of one tensor in unlike placements count separately. Copies of two different views of one root count separately if their
+sizes differ. A copy whose placement is undecided may be equal to another copy, so for a lower bound only the bytes
+beyond all decided copies count. Units: bytes.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ NOT_SAVED = -1.0
 
 @borrowing(void(TABLES, int64, int64, float64, boolean, UNIT_WORKSPACE), inner=True)
 def note(tables, start, row, amount, undecided, workspace):
-    """Notes that an operand is kept for the backward pass, unless an operand before it keeps the same memory.
+    """Notes that an operand is saved for the backward pass, unless an operand before it saves the same memory.
 
     Args:
         start: first operand row of the unit.
-        row: the operand; its `saved_placement` is written, and so are those of all saved rows before it.
-        amount: bytes that a rank keeps.
+        row: row of the operand; `saved_placement` of it and of all saved rows before it must be filled in.
+        amount: bytes that a rank saves.
         undecided: whether the placement of the operand is undecided.
         workspace: `noted`, `known` and `loose` are written.
     """
@@ -53,7 +54,7 @@ def note(tables, start, row, amount, undecided, workspace):
 
 @borrowing(float64(TABLES, int64[::1], UNIT_WORKSPACE), inner=True)
 def take_noted(tables, rows, workspace):
-    """Bytes of all that was noted of operand rows; forgets it."""
+    """Total bytes noted for the roots of these operand rows; sets `known` and `loose` of these back to 0."""
     known, loose = workspace.known, workspace.loose
     total = 0.0
     for i in range(rows.shape[0]):
@@ -66,7 +67,7 @@ def take_noted(tables, rows, workspace):
 
 @borrowing(void(int64[::1], int64[::1], int64[::1]), inner=True)
 def own_part(source, placement, kept_as):
-    """Writes the placement in which a trainer keeps an operand that it gathers again: the rank's own part of it.
+    """Writes the placement in which a trainer that gathers operands again saves one: not gathered.
 
     Args:
         source: [axes] placement before the gather.

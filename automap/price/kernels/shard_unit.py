@@ -1,8 +1,9 @@
-"""What the operators of a unit cost by their signatures: the one place where signatures become seconds and bytes.
+"""The cost of the operators of a unit under their signatures: the one place where signatures become seconds and bytes.
 
-`shard_unit` adds up what follows from the signatures of a unit; `automap.price.kernels.unit` adds what follows from its
-surroundings. Undecided signatures (-1) are taken at their best, so that the costs of partial plans are lower bounds.
-No fast-math, no reductions that depend on a batch. Units: seconds, bytes, samples.
+`shard_unit` adds up the costs that follow from the signatures of a unit; `automap.price.kernels.unit` adds those that
+follow from recomputation and from the tensors that cross into the unit. An undecided signature (-1) is priced at a
+lower bound of all legal ones, so that the costs of partial plans are lower bounds. Neither fast-math nor the number of
+plans that are priced at once changes the order of sums. Units: seconds, bytes, samples.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from ir.factors import BROADCAST, PARTIAL
 
 @borrowing(float64(OPERAND, KERNEL, HARDWARE))
 def saved_share(operand, kernel, hardware):
-    """Bytes that are saved of an operand of a kernel over those of the activation."""
+    """Bytes that a kernel saves of an operand, over the bytes of the operand in the format of activations."""
     if operand.copy_share > 0.0:
         return operand.copy_share
     return hardware.saved_share if kernel.kind == PRODUCT and kernel.weight_share > 0.0 else 1.0
@@ -43,10 +44,11 @@ def saved_share(operand, kernel, hardware):
 
 @borrowing(int64(TABLES, UNIT, UNIT_WORKSPACE), inner=True)
 def _find_stale(tables, unit, workspace):
-    """Writes which operators changed their signatures, and which join others then: these, and neighbours of these.
+    """Writes `changed`, whether an operator has other signatures than it was priced with, and `stale`, whether it or an
+    operator on which its cost depends has.
 
     Returns:
-        The first of all these operators; one past the last operator where there is none.
+        The first stale operator; one past the last operator if there is none.
     """
     first, changed, stale = unit.first, workspace.changed, workspace.stale
     bits = 0
@@ -66,11 +68,13 @@ def _find_stale(tables, unit, workspace):
 
 @borrowing(void(TABLES, UNIT, STAGE, boolean, UNIT_WORKSPACE), apart=True)
 def shard_unit(tables, unit, stage, again, workspace):
-    """Writes what the operators of a unit cost for one micro-batch on one rank, apart from their surroundings.
+    """Writes the costs of the operators of a unit for one micro-batch on one rank, whatever crosses into the unit.
 
     Args:
-        again: whether `workspace` holds these operators priced on the same axes, ZeRO axes, hardware and samples, so
-            that only those are priced which another signature changes; no collective is written down then.
+        unit: operators and signatures.
+        stage: mesh, links, hardware and samples.
+        again: whether `workspace` holds these operators priced on the same axes, ZeRO axes, hardware and samples. Only
+            operators whose cost has changed since then are priced again, and no collectives are recorded.
         workspace: written; `unit_cost` reads it.
     """
     operators, operands = tables.operators, tables.operands
@@ -109,10 +113,12 @@ def shard_unit(tables, unit, stage, again, workspace):
 
 @borrowing(void(int64, int64, UNIT_WORKSPACE), inner=True)
 def _add_up(op, first, workspace):
-    """Writes the sums over a unit, which begins at `first`, up to an operator; those up to the one before are there."""
+    """Writes the sums of costs from the first operator of a unit, `first`, to an operator; those to the operator before
+    it must be there."""
     total, own, joined = workspace.totals_numbers[op], workspace.own_numbers[op], workspace.joined_numbers[op]
     largest = workspace.own[op].workspace_bytes
-    # Lengths that the compiler does not know: it makes vector instructions of such loops, and unrolls the others.
+    # The lengths of these loops are no constants on purpose: the compiler then uses vector instructions, and otherwise
+    # unrolls the loops.
     if workspace.joins[op]:
         for c in range(total.shape[0]):
             total[c] = own[c] + joined[c]
@@ -149,7 +155,8 @@ def _list_rows(tables, unit, workspace):
 
 @borrowing(void(TABLES, int64, int64[::1], int64, int64, STAGE, UNIT_WORKSPACE), inner=True)
 def _remember(tables, op, signatures, start, stop, stage, workspace):
-    """`_work`, or what is remembered of it where that is less work: of products and attention."""
+    """Does the same as `_work`; products and attention, which take the longest to price, are looked up in
+    `workspace.memory` first."""
     memory, surroundings = workspace.memory, workspace.surroundings
     is_known = memory.keys.shape[0] > 0 and surroundings[0] != 0
     if not is_known or tables.kernels[op].kind not in (PRODUCT, BATCHED_PRODUCT, ATTENTION):
@@ -178,9 +185,10 @@ def _remember(tables, op, signatures, start, stop, stage, workspace):
 
 @borrowing(void(TABLES, int64, int64[::1], int64, int64, STAGE, UNIT_WORKSPACE), inner=True)
 def _work(tables, op, signatures, start, stop, stage, workspace):
-    """Writes what one operator adds to its unit by its own signature: `own`, and what moves inside it.
+    """Writes the costs of one operator that depend on its own signature alone: `own`, and the collectives inside it.
 
     Args:
+        op: operator row.
         signatures: [axes] signature of the operator on each axis; -1 where it is undecided.
         start: first operand row of the unit.
         stop: one past its last operand row.
@@ -206,13 +214,13 @@ def _work(tables, op, signatures, start, stop, stage, workspace):
     scores = 0.0
     for row in range(operator.first_operand, operator.end):
         operand = tables.operands[row]
-        # Inside a fused kernel tensors stay in registers; what several of its operators read is read once.
+        # Tensors inside a fused kernel stay in registers; a tensor that several of its operators read is read once.
         if operand.is_moved == 1:
             moved += workspace.held[row]
             if row < operator.first_output:
                 scores = max(scores, workspace.held[row] * operand.is_scores)
             elif operand.is_scores == 0 and operator.is_free == 0:
-                # A loss saves its scores, and what it makes of them is counted below; views of parameters write none.
+                # The memory of a loss, in relation to its scores, is counted below; views of parameters write nothing.
                 own.workspace_bytes += workspace.held[row]
         tensor = tables.tensors[operand.tensor]
         if tensor.role == PARAMETER and operand.earlier < 0:
@@ -220,7 +228,7 @@ def _work(tables, op, signatures, start, stop, stage, workspace):
             own.num_parameters += tensor.num_parameters
             if tensor.has_gradient == 1 and operand.next_reader < 0:
                 add_reduction(tables, row, start, stop, stage, workspace, own)
-    # A result stands for itself and its gradient: two of them are counted.
+    # `working_bytes` doubles `workspace_bytes`, for a result and its gradient; those of a loss are given as a whole.
     of_loss = 0.5 * stage.hardware.loss_bytes / stage.hardware.element_bytes * scores
     own.workspace_bytes = max(own.workspace_bytes, of_loss)
     inside = tables.operands.shape[0] + op
@@ -244,9 +252,11 @@ def _work(tables, op, signatures, start, stop, stage, workspace):
 
 @borrowing(void(TABLES, int64, int64, int64, STAGE, UNIT_WORKSPACE), inner=True)
 def _join(tables, op, start, stop, stage, workspace):
-    """Writes what one operator adds to its unit by its signature and those around it: `joined`, and what moves.
+    """Writes the costs of one operator that depend on its signature and on those of its neighbours: `joined`, and the
+    collectives that reshard its operands.
 
     Args:
+        op: operator row.
         start: first operand row of the unit.
         stop: one past its last operand row.
         workspace: with the operands of the unit placed.
@@ -262,7 +272,7 @@ def _join(tables, op, start, stop, stage, workspace):
         tensor = tables.tensors[operand.tensor]
         workspace.moves[row] = False
         if tensor.role == PARAMETER:
-            # `_work` adds those that depend on the signature of this operator alone.
+            # `_work` adds the gradients that depend on the signature of this operator alone.
             if operand.earlier < 0 and tensor.has_gradient == 1 and operand.next_reader >= 0:
                 workspace.joins[op] = True
                 add_reduction(tables, row, start, stop, stage, workspace, joined)
@@ -273,7 +283,7 @@ def _join(tables, op, start, stop, stage, workspace):
             if tables.operators[operands[source].operator].is_parametric == 1:
                 given = workspace.scratch[0]
                 for a in range(given.shape[0]):
-                    # What depends on parameters alone keeps its gradient partial until the end of the step.
+                    # The gradient of a tensor that depends on parameters alone stays partial until the end of the step.
                     summed = placement[source, a] == BROADCAST and gradient[row, a] == PARTIAL
                     given[a] = BROADCAST if summed else gradient[row, a]
             moves = differs(placement[source], placement[row]) or differs(given, gradient[source])

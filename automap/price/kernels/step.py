@@ -1,7 +1,7 @@
-"""From the costs of units to the time and memory of a step: one compiled function for plans and for partial plans.
+"""From the costs of units to the time and memory of a step, for plans and for partial plans.
 
-A rank's time is that of its chunks in the schedule, then the part of its gradient reduction that the backward pass
-does not hide, then its optimizer; the step ends with the slowest rank. Units: seconds, bytes.
+The time of a rank is that of its chunks in the schedule, plus the exposed part of its gradient reduction, plus that of
+its optimizer. The step ends when the slowest rank is done. Units: seconds, bytes.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from automap.price.kernels.step_records import PIPELINE, STAGE_ARRAYS, STEP_WORK
 from automap.schedule import BACKWARD, FORWARD, INPUT, WEIGHT
 
 SPREAD_OVERLAP = 0.8
-"""Share of the gradients' overlap that the gathers of the weights behind the optimizer reach, under ZeRO 1 and 2.
-Fitted to published runs."""
+"""Hidden share of the gathers of weights after the optimizer, under ZeRO 1 and 2, over the share of the gradient
+reduction that may be hidden. Fitted to published runs."""
 
 
 @borrowing(void(PIPELINE, STEP_WORKSPACE), inner=True)
 def _bound_schedule(pipeline, workspace):
-    """Bounds from below, in closed form, what `run_schedule` finds under any kind but an explicit order.
+    """Lower bounds, in closed form, of the times and peaks of `run_schedule`, for all kinds but an explicit order.
 
-    A rank works through all its chunks after the first micro-batch has come to it; the first rank is done once the
-    last gradient has come back through all chunks before, and gradients of weights need not be made until then.
+    A rank starts when the first micro-batch has passed through the ranks before it, and then does all of its work. The
+    first rank is done when, after that, the last gradient has come back through the ranks before. Gradients of weights
+    may be made later.
 
     Args:
         workspace: with `counts`, `seconds`, `saved` and `busy`; `ends` and `peak` are written.
@@ -67,7 +68,7 @@ def _bound_schedule(pipeline, workspace):
 
 @borrowing(void(PIPELINE, STEP_WORKSPACE), inner=True)
 def _untie(pipeline, workspace):
-    """Takes what several units of a rank have in common out of its sums, but once."""
+    """Subtracts tied parameters that several units of a rank read from its sums, so that each counts once."""
     for t in range(pipeline.tied.shape[0]):
         tie = pipeline.tied[t]
         if tie.rank == tie.other_rank:
@@ -87,9 +88,9 @@ def _untie(pipeline, workspace):
 def _tied_s(size, data, pipeline, stages, workspace):
     """Seconds of an all-reduce among the ranks that hold one parameter: a ring, 2 (n - 1) / n of its bytes.
 
-    Only links between consecutive ranks are known, those from the last rank to the first one among them. The ranks
-    exchange at the rate of the slowest link on the best way along the pipeline that visits all of them. Where
-    consecutive ranks fill hosts one after another, that is the link between their hosts.
+    Only the links between consecutive ranks of the pipeline are known, and the one from the last rank to the first. The
+    all-reduce runs at the rate of the slowest link of the best walk along the pipeline that visits all ranks which hold
+    the parameter. Where consecutive ranks fill one host after another, that is the link between hosts.
 
     Args:
         size: ranks that hold the parameter, marked in `workspace.holds`.
@@ -110,7 +111,7 @@ def _tied_s(size, data, pipeline, stages, workspace):
 
 @borrowing(void(PIPELINE, STAGE_ARRAYS, SETTINGS, STEP_WORKSPACE, RANK_COST[::1]), inner=True)
 def _add_tied(pipeline, stages, settings, workspace, result):
-    """Adds the all-reduces of gradients of parameters that several ranks hold, which nothing hides."""
+    """Adds the all-reduces of the gradients of parameters that several ranks hold. They are exposed."""
     tied, holds = pipeline.tied, workspace.holds
     for first in range(tied.shape[0]):
         if tied[first].first != first:
@@ -135,7 +136,7 @@ def _add_tied(pipeline, stages, settings, workspace, result):
 
 @borrowing(float64(int64, PIPELINE, STAGE_ARRAYS, SETTINGS, STEP_WORKSPACE), inner=True)
 def _sync_s(rank, pipeline, stages, settings, workspace):
-    """Seconds of the reduction of a rank's gradients, and of the gathers behind its optimizer, that nothing hides."""
+    """Exposed seconds of the reduction of a rank's gradients, and of the gathers after its optimizer."""
     at, zero_stage, total = pipeline.stages[rank], settings.zero_stage, workspace.totals[rank]
     axes, links = stages.axes[at], stages.links[at]
     sync = 0.0
@@ -148,7 +149,7 @@ def _sync_s(rank, pipeline, stages, settings, workspace):
         elif zero_stage < 2.0:
             sync += 0.5 * whole
         if zero_stage < 3.0 and zero_stage >= 1.0:
-            # Whatever the gradients needed: no rank has updated more than its shard.
+            # Each rank has updated its shard alone, so all updated parameters are gathered.
             changed = total.gathered[a] - total.gathered_frozen[a]
             spread += gather_s(axes[a], links[a], changed * settings.parameter_bytes, 1.0)
     hidden = settings.gradient_overlap
@@ -159,10 +160,10 @@ def _sync_s(rank, pipeline, stages, settings, workspace):
 
 @borrowing(void(int64, PIPELINE, float64[::1], SETTINGS, STEP_WORKSPACE, RANK_COST), inner=True)
 def _write_memory(rank, pipeline, axes, settings, workspace, result):
-    """Writes the memory of a rank in its fullest moment.
+    """Writes the memory of a rank at its fullest moment.
 
-    That is in the passes of the micro-batch whose backward pass comes first after most of them have been saved; of
-    several chunks it is the one that needs most beyond what it has saved. Or it is while the optimizer updates.
+    This moment is either in the passes of a micro-batch, when most activations are saved, or during the update of the
+    optimizer. Of several chunks, that one counts which needs most memory beyond the activations that it has saved.
     """
     total, num_micro_batches, chosen = workspace.totals[rank], pipeline.order.num_micro_batches, rank
     every, frozen = (total.parameters, total.zero_parameters), (total.frozen, total.zero_frozen)
@@ -197,7 +198,8 @@ def _write_memory(rank, pipeline, axes, settings, workspace, result):
 
 @borrowing(void(PIPELINE, STAGE_ARRAYS, SETTINGS, boolean, STEP_WORKSPACE, RANK_COST[::1]), inner=True, apart=True)
 def end_step(pipeline, stages, settings, exact, workspace, result):
-    """Time and memory of every rank from the passes of its chunks and the sums of its units, see `step`."""
+    """Writes time and memory of every rank from the passes of its chunks and the sums over its units; arguments as for
+    `step`."""
     num_ranks, num_chunks = pipeline.num_ranks, pipeline.num_chunks
     counts, seconds, busy = workspace.counts, workspace.seconds, workspace.busy[:num_ranks]
     ends, peak = workspace.ends[:num_ranks], workspace.peak[:num_ranks]
@@ -231,11 +233,15 @@ def end_step(pipeline, stages, settings, exact, workspace, result):
 
 @borrowing(void(UNIT_COST[::1], PIPELINE, STAGE_ARRAYS, SETTINGS, boolean, STEP_WORKSPACE, RANK_COST[::1]), apart=True)
 def step(costs, pipeline, stages, settings, exact, workspace, result):
-    """Time and memory of every rank.
+    """Writes time and memory of every rank.
 
     Args:
         costs: [rows] results of `unit_cost`.
-        exact: whether the schedule is simulated; otherwise it is bounded from below in closed form.
+        pipeline: the units of each chunk, and the order of the actions.
+        stages: the stages that the ranks run on.
+        settings: trainer, precision and ZeRO.
+        exact: whether the schedule is simulated; otherwise its time is a lower bound in closed form.
+        workspace: scratch.
         result: [ranks] written.
     """
     passes(costs, pipeline, stages, settings, workspace, result)
@@ -253,7 +259,7 @@ def step_time_s(result):
 
 @borrowing(float64(RANK_COST), inner=True)
 def rank_overflow(result):
-    """Share of its memory by which a rank overflows; at most 0 when everything fits."""
+    """Bytes by which a rank exceeds its memory, as a share of that memory; at most 0 when everything fits."""
     used = 0.0
     used += result.parameter_bytes
     used += result.gradient_bytes
@@ -265,7 +271,7 @@ def rank_overflow(result):
 
 @borrowing(float64(RANK_COST[::1]))
 def overflow(result):
-    """Largest share of its memory by which a rank, [ranks], overflows; 0 or less when everything fits."""
+    """Largest `rank_overflow` of all ranks, [ranks]."""
     worst = -1.0
     for rank in range(result.shape[0]):
         worst = max(worst, rank_overflow(result[rank]))

@@ -1,8 +1,9 @@
-"""What a parameter costs that several units of one rank read: the rank holds it once, and reduces its gradient once.
+"""The cost of a parameter that several units of one rank read: the rank holds it once, and reduces its gradient once.
 
-On an axis on which all readers require the same placement it has that placement. Where they differ it is whole, each
-takes its part, and the gradient is made whole by a sum. A unit is priced as if it were alone with its parameters; what
-is priced too much, or too little, is the difference between its readers and all of them together.
+On an axis on which all readers require the same placement, the parameter has that placement. On an axis on which they
+differ it is B, each reader takes its part of it, and the gradient is summed over the axis. Units are priced as if each
+had a parameter of its own. This module computes the correction: the difference between the cost of separate parameters
+and that of one shared parameter.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from automap.price.kernels.stage_records import STAGE
 from ir.factors import BROADCAST, PARTIAL
 
 NOBODY = UNKNOWN - 1
-"""Placement of a parameter that nobody has read so far."""
+"""Placement of a parameter before its first reader is added."""
 
 
 @borrowing(void(READING[::1]))
 def begin(reading):
-    """Writes that nobody has read the parameter so far, [axes]."""
+    """Writes the reading of a parameter without readers, [axes]."""
     for a in range(reading.shape[0]):
         reading[a].placement = NOBODY
         reading[a].is_summed = 0
@@ -31,13 +32,15 @@ def begin(reading):
 
 @borrowing(void(TABLES, int64, int64, int64[:, ::1], READING[::1]))
 def read_too(tables, reader, first, chosen, reading):
-    """Adds one more reader of the parameter; an undecided one requires what the others require.
+    """Adds one more unit to the readers of a parameter.
+
+    A reader whose signature is undecided is assumed to require the same placement as the others.
 
     Args:
-        reader: operand row of the unit that reads the parameter first.
+        reader: first operand row of the unit that reads the parameter.
         first: operator row at which `chosen` begins.
         chosen: [operators, axes] signatures, -1 where they are undecided.
-        reading: [axes] how the readers so far read it; written.
+        reading: [axes] the reading by the units added before; written.
     """
     operators, operands = tables.operators, tables.operands
     for a in range(reading.shape[0]):
@@ -46,14 +49,14 @@ def read_too(tables, reader, first, chosen, reading):
         placement = UNKNOWN
         if signature >= 0:
             at = tables.signatures[operators[op].first_signature + signature].first_placement
-            # A parameter that is read as a sum is held whole: one rank takes it, the others zeros.
+            # A parameter that is read as P is held whole: the first rank reads it, the others read zeros.
             placement = max(tables.placements[at + reader - operators[op].first_operand].placement, BROADCAST)
         if reading[a].placement == NOBODY or reading[a].placement == UNKNOWN:
             reading[a].placement = placement
         elif placement != UNKNOWN and placement != reading[a].placement:
             reading[a].placement = BROADCAST
             reading[a].is_summed = 1
-        # A view, or an operator on parameters alone, hands the gradient on from its own reader.
+        # A view, or an operator on parameters alone, passes on the gradient of its result.
         behind = reader
         while behind >= 0:
             op = operands[behind].operator
@@ -74,12 +77,13 @@ def read_too(tables, reader, first, chosen, reading):
 
 @borrowing(void(READING[::1], float64, boolean, STAGE, SHARE))
 def write_share(reading, elements, is_trained, stage, share):
-    """Writes what a rank has of a parameter, as `add_elements` and `add_reduction` have it of one reader.
+    """Writes what a parameter adds to a rank, as `add_elements` and `add_reduction` do for a single reader.
 
     Args:
-        reading: [axes] how the units of the rank read it.
+        reading: [axes] the reading by all units of the rank.
         elements: elements of the whole parameter.
         is_trained: whether it is trained.
+        stage: mesh of the rank, and the axes over which ZeRO shards.
         share: overwritten.
     """
     axes, zero_axes = stage.axes, stage.zero_axes
@@ -95,7 +99,7 @@ def write_share(reading, elements, is_trained, stage, share):
         is_summed = is_trained and axes[a] > 1.0 and reading[a].is_summed == 1
         if is_summed:
             share.reduced[a] += elements
-        # An undecided axis may scatter them, but need not reduce any.
+        # For a lower bound, an undecided axis scatters the elements and reduces none.
         if is_summed or reading[a].is_open == 1:
             elements /= axes[a]
         if zero_axes[a] and reading[a].placement == BROADCAST:
@@ -119,14 +123,15 @@ def write_share(reading, elements, is_trained, stage, share):
 
 @borrowing(void(float64, SHARE[::1], TIE))
 def write_tie(uses, shares, tie):
-    """Writes what a rank has too much of a parameter if each unit that reads it has it for itself.
+    """Writes the correction for one more unit of a rank that reads a parameter which the rank already holds.
 
-    Under ZeRO 2 and 3 each unit gathers and scatters the parameter as all of them hold it, however it reads it.
+    Under ZeRO 2 and 3, each unit gathers and scatters the parameter in the placement in which the rank holds it for all
+    of its units.
 
     Args:
-        uses: units that read it before.
-        shares: [3] what the rank has for these units, for one more unit, and for all of them.
-        tie: its ranks and what they exchange are left as they are.
+        uses: number of units that read it before.
+        shares: [3] what the parameter adds to the rank for these units, for the further unit alone, and for all.
+        tie: `excess`, `gathered_again` and `scattered_again` are written.
     """
     before, alone, together, excess = shares[0], shares[1], shares[2], tie.excess
     excess.parameters = before.parameters + alone.parameters - together.parameters
@@ -145,5 +150,6 @@ def write_tie(uses, shares, tie):
 
 @borrowing(float64(float64, float64, float64, float64), inner=True)
 def _again(uses, before, alone, together):
-    """Elements that a micro-batch moves beyond those of the units by themselves, see `write_tie`."""
+    """Elements that are moved for a micro-batch beyond those which the price of separate units includes, see
+    `write_tie`."""
     return max(0.0, (uses + 1.0) * together - uses * before - alone)

@@ -1,6 +1,7 @@
-"""The cost of one unit in its surroundings: what its operators cost, what crosses into it and what is recomputed.
+"""The cost of one unit of a plan: of its operators, of the tensors that cross into it, and of recomputation.
 
-Units: seconds, bytes, samples.
+One tensor crosses from each unit to the next, the boundary tensor. Tensors that later units read too, such as the
+memory of an encoder, are handed on beside it; these are called carried tensors. Units: seconds, bytes, samples.
 """
 
 from __future__ import annotations
@@ -38,11 +39,12 @@ from ir.factors import BROADCAST, PARTIAL
 
 @borrowing(void(TENSOR, int64[::1], int64[::1]), inner=True)
 def _carry(tensor, given, carried):
-    """Writes the placement, [axes], in which a tensor is handed on from unit to unit beside the boundary.
+    """Writes the placement in which a carried tensor is handed on from unit to unit.
 
     Args:
-        given: [axes] placement of the tensor that it follows, or of the tensor itself where it is made.
-        carried: split by samples where `given` is, and whole otherwise.
+        tensor: the carried tensor.
+        given: [axes] placement of the boundary tensor; in the unit that makes the tensor, its own placement there.
+        carried: [axes] written: split by samples where `given` is, and B otherwise.
     """
     for a in range(given.shape[0]):
         carried[a] = given[a] if given[a] in (UNKNOWN, tensor.batch_dim) else BROADCAST
@@ -50,9 +52,12 @@ def _carry(tensor, given, carried):
 
 @borrowing(void(TENSOR, int64[::1], int64[::1]), inner=True)
 def _arrive(tensor, incoming, arrives):
-    """Writes the placement in which a tensor that crosses into a unit arrives, [axes].
+    """Writes the placement in which a boundary or carried tensor crosses into a unit.
 
-    A carried tensor is split by samples where the boundary is, and whole otherwise.
+    Args:
+        tensor: the tensor.
+        incoming: [axes] placement of the boundary tensor, or SUMMED.
+        arrives: [axes] written.
     """
     if tensor.role == CARRIED:
         _carry(tensor, incoming, arrives)
@@ -63,7 +68,10 @@ def _arrive(tensor, incoming, arrives):
 
 @borrowing(void(TABLES, UNIT, int64[::1], STAGE, UNIT_WORKSPACE, UNIT_COST), inner=True)
 def _add_sum(tables, unit, incoming, stage, workspace, cost):
-    """Adds the all-reduce of what was made as a sum and sent whole, as if the ranks that take it had made it."""
+    """Adds the all-reduce of a boundary tensor that is SUMMED.
+
+    The chunk before this unit runs it before sending. It is priced here, on the links of this rank.
+    """
     made, whole = workspace.scratch[0], workspace.scratch[1]
     is_sum = False
     for a in range(incoming.shape[0]):
@@ -84,18 +92,21 @@ def _add_sum(tables, unit, incoming, stage, workspace, cost):
 
 @borrowing(boolean(int64[::1], int64[::1], boolean, STAGE, int64[::1]), inner=True)
 def _keep_scattered(arrives, placement, whole, stage, kept_as):
-    """Writes the placement, [axes], in which a unit that runs again as a whole keeps a tensor that crosses into it.
+    """Writes the placement in which a unit that is recomputed as a whole saves a tensor that crosses into it.
 
-    As it comes; but Megatron sums up and scatters the embedding's results before the first layer, which keeps its own
-    part of the sum.
+    This is the placement in which the tensor arrives. With trainers that gather operands again there is one exception,
+    a tensor that arrives as P: Megatron reduces and scatters the results of the embedding before the first layer, and
+    that layer saves its shard of the sum.
 
     Args:
         arrives: [axes] placement in which the tensor arrives.
         placement: [axes] placement that its first reader in the unit requires.
-        whole: whether the unit runs again as a whole.
+        whole: whether the unit is recomputed as a whole.
+        stage: with the trainer's kernels.
+        kept_as: [axes] written.
 
     Returns:
-        Whether a sum is kept in that way.
+        Whether the exception applies.
     """
     is_summed = False
     for a in range(arrives.shape[0]):
@@ -111,10 +122,10 @@ def _keep_scattered(arrives, placement, whole, stage, kept_as):
     void(TABLES, UNIT, int64[::1], types.Tuple((boolean[::1], boolean)), STAGE, UNIT_WORKSPACE, UNIT_COST), inner=True
 )
 def _enter(tables, unit, incoming, again, stage, workspace, cost):
-    """Adds what brings the tensors that cross into a unit to their operators, and what sends carried ones on.
+    """Adds the collectives that reshard the tensors which cross into a unit, and the bytes of those that it hands on.
 
     Args:
-        again: [operators] whether the operator runs again in the backward pass; and whether all do.
+        again: [operators] whether the operator is recomputed; and whether all are.
     """
     recomputed, whole = again
     arrives, gradient = workspace.scratch[0], workspace.gradient
@@ -134,7 +145,7 @@ def _enter(tables, unit, incoming, again, stage, workspace, cost):
             and convert_operand(tables, row, arrives, gradient[row], stage, workspace, sent, cost)
             and recomputed[operand.operator - unit.first]
         ):
-            # The sum that is kept is not made again.
+            # The saved sum is not reduced again.
             if _keep_scattered(arrives, workspace.placement[row], whole, stage, workspace.scratch[1]):
                 sent.comm_s[REDUCE_SCATTER] = 0.0
                 sent.comm_s[ALL_REDUCE] = 0.0
@@ -146,9 +157,9 @@ def _enter(tables, unit, incoming, again, stage, workspace, cost):
 
 @borrowing(void(TABLES, UNIT, int64[::1], int64, STAGE, UNIT_WORKSPACE, UNIT_COST), inner=True)
 def _hand_on(tables, unit, incoming, crossing, stage, workspace, cost):
-    """Adds what it takes to hand on results of a unit beside the boundary, and what crosses it without being read.
+    """Adds the cost of carried tensors that the unit makes, and the bytes of those that pass it without being read.
 
-    A result that later units read as a carried tensor is gathered where it is made, unless it is split by samples.
+    Where a carried tensor is made, it is gathered on all axes on which it is not split by samples.
     """
     carried = workspace.scratch[0]
     passes = tables.operators[unit.first].passes
@@ -172,11 +183,13 @@ def _hand_on(tables, unit, incoming, crossing, stage, workspace, cost):
 
 @borrowing(void(TABLES, int64, int64, int64[::1], STAGE, UNIT_WORKSPACE), inner=True)
 def _note_operand(tables, row, start, incoming, stage, workspace):
-    """Notes what an operator that does not run again keeps of an operand: its own part where the trainer gathers again.
+    """Notes the bytes of an operand that an operator which is not recomputed saves: those from before the gather if the
+    trainer gathers operands again.
 
     Args:
-        row: the operand.
+        row: row of the operand.
         start: first operand row of the unit.
+        incoming: [axes] placement of the boundary tensor, or SUMMED.
     """
     placement, kept_as, arrives = workspace.placement, workspace.saved_placement, workspace.scratch[0]
     operand = tables.operands[row]
@@ -201,14 +214,15 @@ def _note_operand(tables, row, start, incoming, stage, workspace):
     inner=True,
 )
 def _save(tables, unit, incoming, recomputed, whole, stage, workspace, cost):
-    """Writes the bytes that a unit keeps for its backward pass where it recomputes something or gathers again.
+    """Writes the bytes that a unit saves for its backward pass where it recomputes operators or gathers operands again.
+
+    In a unit that is recomputed in part, some trainers save the results of each operator that is not recomputed, and
+    none of its operands that recomputed operators make, see `HardwareRow.keeps_results`.
 
     Args:
+        recomputed: [operators] whether the operator is recomputed.
         whole: whether all operators are recomputed.
-        cost: written.
-
-    A trainer that keeps results, in a unit that it recomputes in part, keeps those of every operator that does not run
-    again, and none of the operands that such an operator reads from others that do.
+        cost: `saved_bytes` is written.
     """
     placement, kept_as, arrives = workspace.placement, workspace.saved_placement, workspace.scratch[0]
     first = unit.first
@@ -225,7 +239,7 @@ def _save(tables, unit, incoming, recomputed, whole, stage, workspace, cost):
         keeper = tables.tensors[tensor.root].producer
         workspace.noted[row] = NOT_SAVED
         if whole and is_crossing and operand.earlier >= 0:
-            # It is kept once, whoever reads it and in whatever copies.
+            # The tensor is saved once, as it crosses into the unit.
             continue
         if whole and is_crossing:
             _arrive(tensor, incoming, arrives)
@@ -246,12 +260,12 @@ def _save(tables, unit, incoming, recomputed, whole, stage, workspace, cost):
 
 @borrowing(float64(TABLES, UNIT, int64, int64[::1], STAGE, UNIT_WORKSPACE), inner=True)
 def _kept_too(tables, unit, number, arrives, stage, workspace):
-    """Bytes of a tensor that crosses into a unit which are also among those that its operators keep if nothing runs
-    again; of placements that are undecided the most that they may be.
+    """Bytes of a tensor that crosses into a unit, if the operators of the unit save the same memory when nothing is
+    recomputed; else 0. While placements are undecided: the largest value that is possible.
 
     Args:
         number: row of the tensor.
-        arrives: [axes] placement in which it is in memory, whoever reads it.
+        arrives: [axes] placement in which it is in memory.
     """
     start, kept_as = tables.operators[unit.first].first_operand, workspace.scratch[1]
     amount, is_open, most = local_bytes(tables.tensors[number], arrives, stage), False, 0.0
@@ -266,7 +280,7 @@ def _kept_too(tables, unit, number, arrives, stage, workspace):
             continue
         if saved_share(operand, tables.kernels[operand.operator], stage.hardware) != 1.0 or operand.copy_share > 0.0:
             continue
-        # A view of as many bytes is taken for the same memory, see `note`.
+        # A view of as many bytes counts as the same memory, see `note`.
         is_same = operand.tensor != number and workspace.held[row] == amount
         if operand.tensor == number:
             is_same = True
@@ -281,8 +295,8 @@ def _kept_too(tables, unit, number, arrives, stage, workspace):
 
 @borrowing(float64(TABLES, UNIT, int64[::1], STAGE, UNIT_WORKSPACE), inner=True)
 def _held_bytes(tables, unit, incoming, stage, workspace):
-    """Bytes of what crosses into a unit that the backward pass of the unit before needs, unless they are among those
-    that the unit saves for its own; 0 while placements are undecided."""
+    """Bytes of the tensor that crosses into a unit, if the backward pass of the unit before needs it and this unit does
+    not save it for its own; else 0, also while its placement is undecided."""
     start = tables.operators[unit.first].first_operand
     for held in workspace.entering[start : start + workspace.num_entering[unit.first]]:
         if tables.operands[held].is_held == 0:
@@ -300,8 +314,8 @@ def _held_bytes(tables, unit, incoming, stage, workspace):
 
 @borrowing(void(TABLES, UNIT, int64[::1], STAGE, UNIT_WORKSPACE, UNIT_COST), inner=True)
 def _live_again(tables, unit, incoming, stage, workspace, cost):
-    """Writes the bytes that are alive, besides those that are saved, while a unit runs again as a whole: what it would
-    save if it did not, without the tensors that cross into it as it keeps them anyway."""
+    """Writes `live_bytes` of a unit that is recomputed as a whole: the bytes that it would save without recomputation,
+    less those of the tensors that cross into it, which it saves in any case."""
     start, arrives, kept = tables.operators[unit.first].first_operand, workspace.scratch[0], workspace.scratch[2]
     if stage.hardware.regathers > 0.0:
         saved = workspace.saved[start : start + workspace.num_saved[unit.first]]
@@ -323,10 +337,12 @@ def unit_cost(tables, unit, recomputed, incoming, crossing, stage, workspace, ou
     """Cost of the operators of one unit for one micro-batch on one rank.
 
     Args:
-        recomputed: [operators] whether the operator runs again in the backward pass.
-        incoming: [axes] placement of the tensor that crosses into the unit, or SUMMED.
+        unit: operators and signatures.
+        recomputed: [operators] whether the operator is recomputed in the backward pass.
+        incoming: [axes] placement of the boundary tensor that crosses into the unit, or SUMMED.
         crossing: operand row whose tensor crosses out of the unit, or -1.
-        workspace: what `shard_unit` wrote of these operators.
+        stage: mesh, links, hardware and samples.
+        workspace: as `shard_unit` wrote it for this unit and stage.
         out: [1] overwritten.
 
     Returns:
@@ -374,7 +390,7 @@ def unit_cost(tables, unit, recomputed, incoming, crossing, stage, workspace, ou
         _live_again(tables, unit, incoming, stage, workspace, cost)
     else:
         cost.saved_bytes += _held_bytes(tables, unit, incoming, stage, workspace)
-    # A ring hides under the attention that it feeds, as far as that lasts.
+    # The ring is hidden as long as the attention that needs its keys and values lasts.
     shown = hardware.exposed
     cost.forward_comm_s[ALL_GATHER] += max(0.0, cost.forward_ring_s - shown * cost.forward_attended_s)
     cost.backward_comm_s[REDUCE_SCATTER] += max(0.0, cost.backward_ring_s - shown * cost.backward_attended_s)
@@ -387,7 +403,7 @@ def unit_cost(tables, unit, recomputed, incoming, crossing, stage, workspace, ou
 
 @dataclass(kw_only=True, slots=True)
 class CallRow:
-    """One unit in its surroundings."""
+    """One unit to be priced, with its place in the plan."""
 
     first: int
     """First operator row."""
@@ -405,16 +421,16 @@ CALL_DTYPE = dtype_of(CallRow)
 
 
 class Calls(NamedTuple):
-    """Units that are priced one after the other."""
+    """Units to be priced."""
 
     rows: Annotated[Rows, rows_type(CALL_DTYPE)]
     """[units] see `CallRow`."""
     chosen: Ints2
-    """[operators, axes] signatures, one unit behind the other; -1 where they are undecided."""
+    """[operators, axes] signatures, one unit after the other; -1 where they are undecided."""
     recomputed: Mask
-    """[operators] whether the operator runs again in the backward pass."""
+    """[operators] whether the operator is recomputed in the backward pass."""
     incoming: Ints2
-    """[units, axes] placement of the tensor that crosses into each unit, or SUMMED."""
+    """[units, axes] placement of the boundary tensor that crosses into each unit, or SUMMED."""
 
 
 @borrowing(
@@ -434,10 +450,11 @@ def _unit_costs(tables, calls, stages, zero_axes, samples, out, workspace):
 
 @kernel(void(TABLES, tuple_type(Calls), STAGE_ARRAYS, boolean[::1], float64[::1], UNIT_COST[::1]))
 def unit_costs(tables, calls, stages, zero_axes, samples, out):
-    """`unit_cost` of many units.
+    """Writes the `unit_cost` of many units.
 
     Args:
         calls: the units.
+        stages: the stages; their rows are the pipeline ranks.
         zero_axes: [axes] whether ZeRO shards over the axis.
         samples: [ranks] samples of a micro-batch that each rank is priced with.
         out: [units] overwritten.

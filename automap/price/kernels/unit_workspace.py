@@ -1,8 +1,9 @@
-"""What is known of units once their signatures are, before what they recompute and what crosses into them.
+"""Costs of units that follow from their signatures alone, and scratch memory.
 
-Units of one plan share their signatures by type and differ in what they recompute and in what crosses into them, so
-`shard_unit` fills this once a type and `unit_cost` reads it for each of them. Scratch memory of one caller: rows are
-those of the problem's tables, so that all unit types have a place of their own. Units: seconds, bytes.
+The units of one type share their signatures in a plan, but differ in recomputation and in the tensors that cross into
+them. So `shard_unit` fills a `UnitWorkspace` once for each type, and `unit_cost` reads it for each unit. A workspace
+belongs to one caller. Its rows are those of the tables of the problem, so every unit type has its own. Units: seconds,
+bytes.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ from automap.price.kernels.records import NUM_CLASSES, TABLES
 
 
 class OperatorMemory(NamedTuple):
-    """What operators add to their units by their own signatures, found by two hashes of all that it depends on.
+    """A cache of the costs of operators that depend on their own signatures alone.
 
-    A later entry takes the place of an earlier one. With no entries nothing is remembered.
+    The key is two hashes of everything that the cost depends on. A new entry replaces an older one in the same place.
     """
 
     keys: Ints2
-    """[entries, 2] hashes; zeros where there is nothing. Their number is a power of two, or 0."""
+    """[entries, 2] hashes; zeros in an empty entry. The number of entries is a power of two, or 0 for no cache."""
     own: Annotated[Rows, UNIT_COST[::1]]
     """[entries] see `UnitWorkspace.own`."""
     inside: Annotated[Rows, RESHARDED[::1]]
-    """[entries] cost of what is exchanged inside the operator, forward."""
+    """[entries] cost of the collectives inside the operator in the forward pass."""
     moves: Mask
-    """[entries] whether anything is."""
+    """[entries] whether there are any."""
 
 
 OPERATOR_MEMORY = tuple_type(OperatorMemory)
@@ -50,20 +51,21 @@ class UnitWorkspace(NamedTuple):
     """Arrays over operators, operands and tensors; the lists of a unit begin at its first operand row."""
 
     placement: Ints2
-    """[operands, axes] placement; UNKNOWN where it is undecided and on axes of one rank, where nothing ever moves."""
+    """[operands, axes] placement; UNKNOWN where it is undecided, and on axes of one rank, which need no collectives."""
     gradient: Ints2
-    """[operands, axes] gradient placement: that in which an input's gradient leaves the operator, or that in which an
-    output's gradient is required."""
+    """[operands, axes] gradient placement: of an input, the one that the operator produces; of an output, the one that
+    it requires."""
     held: Floats
     """[operands] bytes that one rank holds."""
     stored: Floats
-    """[operands] bytes that one rank keeps for the backward pass; of operands that it keeps."""
+    """[operands] of a saved operand: bytes that one rank saves for the backward pass."""
     own: Annotated[Rows, UNIT_COST[::1]]
-    """[operators] what each adds to its unit by its own signature."""
+    """[operators] costs of each operator that depend on its own signature alone."""
     joined: Annotated[Rows, UNIT_COST[::1]]
-    """[operators] what each adds by its signature and those of its neighbours."""
+    """[operators] costs of each operator that depend on its signature and on those of its neighbours."""
     totals: Annotated[Rows, UNIT_COST[::1]]
-    """[operators] sums over a unit up to each operator: at its last one all but what `unit_cost` adds."""
+    """[operators] sums of both from the first operator of the unit to each operator. The row of the last operator is
+    the cost of the unit, but for the parts that `unit_cost` adds."""
     own_numbers: Floats2
     """[operators, UNIT_COST_WIDTH] the same memory as `own`."""
     joined_numbers: Floats2
@@ -73,9 +75,9 @@ class UnitWorkspace(NamedTuple):
     priced: Ints2
     """[operators, axes] signatures with which each operator was priced."""
     changed: Mask
-    """[operators] whether these are others now, so that `own` is written."""
+    """[operators] whether the signatures are different now, so that `own` must be written again."""
     stale: Mask
-    """[operators] whether `joined` is written."""
+    """[operators] whether `joined` must be written again."""
     joins: Mask
     """[operators] whether `joined` holds anything but zeros."""
     undecided: Mask
@@ -89,32 +91,32 @@ class UnitWorkspace(NamedTuple):
     saved: Ints
     """[operands] operand rows whose tensors the backward pass may need."""
     moves: Mask
-    """[operands + operators] whether a tensor is brought to the operand, or exchanged inside the operator, forward."""
+    """[operands + operators] whether the forward pass reshards the operand, or has collectives inside the operator."""
     resharded: Annotated[Rows, RESHARDED[::1]]
-    """[operands + operators + 1] cost of that; the last row is scratch."""
+    """[operands + operators + 1] cost of these; the last row is scratch."""
     saved_placement: Ints2
-    """[operands, axes] placement in which each operand is kept for the backward pass."""
+    """[operands, axes] placement in which each operand is saved for the backward pass."""
     noted: Floats
-    """[operands] bytes that an operand adds to what is kept, or NOT_SAVED, see `saved_activations`."""
+    """[operands] bytes that an operand adds to the saved ones, or NOT_SAVED, see `saved_activations`."""
     known: Floats
-    """[tensors] bytes of the decided copies of a root; zero between calls."""
+    """[tensors] bytes of the decided copies of a root, see `saved_activations`; zero between calls."""
     loose: Floats
-    """[tensors] most bytes of an undecided copy of a root; zero between calls."""
+    """[tensors] bytes of the largest undecided copy of a root; zero between calls."""
     reached: Mask
-    """[operands] scratch for the operands that a gradient comes from; false between calls."""
+    """[operands] scratch: the operands from which a gradient comes; false between calls."""
     scratch: Ints2
     """[3, axes] scratch for placements."""
     extents: Floats
     """[NUM_CLASSES] scratch for the local extents of a product, by class of loop."""
     times: Floats
-    """[3] scratch for seconds forward, backward, and of the latter for weights."""
+    """[3] scratch for seconds: forward, backward, and the part of the backward pass for gradients of weights."""
     apart: Mask
-    """[1] whether gradients of inputs and of weights may be computed apart, see `add_host_waits`."""
+    """[1] whether gradients of inputs and of weights may be computed in separate passes, see `add_host_waits`."""
     memory: OperatorMemory
-    """What was worked out before."""
+    """Costs of operators that were priced before."""
     surroundings: Ints
-    """[2] hashes of the axes, ZeRO axes, hardware and samples that units are priced on; zeros where they are not said,
-    and nothing is remembered."""
+    """[2] hashes of the axes, ZeRO axes, hardware and samples on which units are priced, part of the keys of `memory`.
+    While they are zeros, `memory` is not used."""
     recorder: Recorder
     """List of the collectives that are priced."""
 
@@ -125,7 +127,7 @@ UNIT_WORKSPACE = tuple_type(UnitWorkspace)
 
 @kernel(OPERATOR_MEMORY(int64))
 def new_operator_memory(entries):
-    """Memory for units of at most this number of operators, a power of two or 0."""
+    """An empty cache with this number of entries, a power of two or 0."""
     return OperatorMemory(
         np.zeros((entries, 2), np.int64),
         np.empty(entries, UNIT_COST_DTYPE),
@@ -136,20 +138,22 @@ def new_operator_memory(entries):
 
 @kernel(UNIT_WORKSPACE(TABLES, int64, int64), apart=True)
 def new_unit_workspace(tables, num_axes, capacity):
-    """Memory for all unit types of `tables`, which remembers no operators.
+    """A workspace for all unit types of `tables`, without a cache of operators.
 
     Args:
-        capacity: collectives that can be written down.
+        tables: tables of the problem.
+        num_axes: mesh axes.
+        capacity: number of collectives that its recorder can list.
     """
     return remembering_workspace(tables, num_axes, capacity, new_operator_memory(0))
 
 
 @kernel(UNIT_WORKSPACE(TABLES, int64, int64, OPERATOR_MEMORY), inner=True)
 def remembering_workspace(tables, num_axes, capacity, memory):
-    """Memory for all unit types of `tables`, see `new_unit_workspace`.
+    """A workspace for all unit types of `tables` with a cache of operators; arguments as for `new_unit_workspace`.
 
     Args:
-        memory: operators that are remembered; no collectives inside those are written down.
+        memory: the cache. Collectives inside operators that it contains are not recorded.
     """
     operators = tables.operators.shape[0]
     operands = tables.operands.shape[0]
