@@ -1,13 +1,13 @@
-"""Division of pipelines: units and devices are divided again among the stages of the best pipelines, which may then be
-unlike, after Piper, Alpa, Galvatron and SPP.
+"""Division of pipelines: divides units and devices again among the stages of the best pipelines, by the programs of
+Piper, Alpa, Galvatron and SPP. The stages of the new pipelines may differ in their devices and strategies.
 
-In the plan space only short pipelines have unlike stages; in others at most the first stage differs. So faster
-pipelines may lie outside of it. They are looked for where the pipelines of the space are about as fast as the best
+In the plan space only short pipelines have unlike stages; in others at most the first stage differs. So there may be
+faster pipelines outside the space. They are searched where the pipelines of the space are about as fast as the best
 plan, or where the space has slow pipelines only, or none that fits:
 
 1. The dynamic programs of Piper (`agents.planners.piper`) and Alpa (`agents.planners.alpa`) divide units and devices
-   among stages again, with the ZeRO stage of such a pipeline and its micro-batches, or fewer or more of them. Each
-   stage chooses its inner axis, and recomputes in no more units than it takes to fit. The partitions are priced under
+   among stages, with the ZeRO stage of such a pipeline and its number of micro-batches, or fewer or more of them. Each
+   stage chooses its inner axis, and recomputes in no more units than memory requires. The partitions are priced under
    each schedule of the space.
 2. The dynamic program of Galvatron (`agents.planners.galvatron`) lets each layer of the stages of a pipeline choose by
    itself whether it recomputes.
@@ -16,7 +16,7 @@ plan, or where the space has slow pipelines only, or none that fits:
 4. In the fastest of all plans, single units and devices move from one stage to another as long as that gains
    (`agents.planners.moved_stages`).
 
-A plan that is found replaces the best plan if it is faster, also if it lies outside the space. Units: seconds.
+The best plan found becomes that of the search if it is faster, also if it lies outside the space. Units: seconds.
 """
 
 from __future__ import annotations
@@ -52,38 +52,41 @@ NEARLY_FITS = 0.2
 """Where no plan fits, a pipeline is divided again if it overflows by at most this share of a device's memory
 (assumed)."""
 MOST_UNITS = 128
-"""Largest model: the time of the programs grows with its square."""
+"""Largest number of units of a model: the time of the programs grows with its square."""
 SETTINGS = 3
 """Number of pairs of micro-batches and ZeRO stage with which units and devices are divided."""
 ZEROS = (0, 1)
 """Stages of ZeRO that are tried with the best number of micro-batches (assumed: others seldom gain)."""
 PRICED = 4
-"""Number of partitions of each setting and set of strategies that are priced: those of least latency (assumed)."""
+"""Number of partitions that are priced for each setting and set of strategies: those of least latency (assumed)."""
 UNLIKELY = 1.5
-"""Up to this many times the least latency, two partitions of each number of stages are priced too (assumed)."""
+"""For each number of stages, two further partitions are priced if their latency is at most this many times the least
+latency (assumed)."""
 LAYERED = 8
 """Number of pipelines whose layers choose their recomputation by Galvatron's program."""
 LISTED = 3
 """Number of partitions whose micro-batches are ordered by list scheduling."""
 MOVED = 3
-"""Number of plans, the fastest ones, of which units and devices are moved (assumed)."""
+"""Number of the fastest plans in which units and devices are moved (assumed)."""
 MOST_DEVICES = 64
 """Largest cluster for which SPP divides units and devices itself (assumed: the time grows with the square)."""
 MOST_PASSES = 2_000
 """Largest number of forward passes that list scheduling orders: it takes a tenth of a second."""
 LEAST_EVALUATIONS, LEAST_S = 100, 3.0
-"""Budget that must be left: it takes some tenths of a second, on 1,024 devices 2 seconds."""
+"""Least rest of a budget, in evaluations and in seconds, with which pipelines are divided. It takes some tenths of a
+second, on 1,024 devices 2 seconds."""
 SHARE, SHARE_S = 0.6, 0.3
-"""Shares of what is left of a budget in evaluations, and of one in seconds, at most."""
+"""Largest shares of the rest of a budget, in evaluations and in seconds, that dividing pipelines takes."""
 DIVIDED, ORDERED = 0.5, 0.6
-"""Share of this in which Piper's and Alpa's programs divide at most, and share of the rest in which orders of passes
-are tried; moves have what is left (assumed). With 800 evaluations on seven A100s the programs had all of it, and the
-portfolio was 1 to 4 % slower than SPP."""
+"""Largest share of this that Piper's and Alpa's programs take, and share of the rest for orders of passes; moves have
+the remainder (assumed). When the programs could take all of it, the portfolio was 1 to 4 % slower than SPP with 800
+evaluations on seven A100s."""
 LONGER = 3.0
-"""Times as many seconds as `divide_quickly` is given if it finds no plan that is near the best one (assumed)."""
+"""Factor of the seconds that `divide_quickly` takes if it finds no plan that is near the best one (assumed)."""
 ENTRIES_AN_EVALUATION = 100_000
-"""Entries of stage tables for each of these evaluations, at most (assumed). An entry takes about 100 ns, so that tables
-take at most 10 ms for each evaluation. On 16 devices they have 12 million entries, which 120 evaluations allow."""
+"""Largest number of entries of stage tables that are computed for each evaluation left in a budget (assumed). An entry
+takes about 100 ns, so this is 10 ms for each evaluation. On 16 devices tables have 12 million entries, which 120
+evaluations allow."""
 
 
 Priced = list[tuple[float, StagedPlan]]
@@ -121,7 +124,7 @@ def divide_pipelines(incumbent: Incumbent, grid: Grid) -> None:
 
 
 def _share(incumbent: Incumbent, evaluations: float, seconds: float) -> AbstractContextManager[None]:
-    """Shares of what is left of a budget in evaluations, and of one in seconds."""
+    """A part of the budget: these shares of the evaluations and of the seconds that are left."""
     left, left_s = incumbent.left, incumbent.left_s
     return incumbent.share(
         evaluations=None if left is None else int(evaluations * left),
@@ -130,20 +133,19 @@ def _share(incumbent: Incumbent, evaluations: float, seconds: float) -> Abstract
 
 
 def is_short(incumbent: Incumbent) -> bool:
-    """Whether what is left of a budget is too little to divide anything."""
+    """Whether the rest of the budget is too short to divide pipelines."""
     left, left_s = incumbent.left, incumbent.left_s
     return (left is not None and left < LEAST_EVALUATIONS) or (left_s is not None and left_s < LEAST_S)
 
 
 def divide_quickly(incumbent: Incumbent, grid: Grid, seconds: float) -> None:
-    """Divides units and devices of pipelines near the best plan among unlike stages: step 1 of `divide_pipelines`
-    alone, with stages that have any strategy from the beginning.
+    """Does only step 1 of `divide_pipelines`, in which stages may have any strategy from the beginning.
 
     Args:
         incumbent: takes the plans, credited to `piper`.
         grid: plans with their prices.
-        seconds: time after which no further setting is divided; the plans of earlier settings are priced all the same.
-            It is three times as long while their plans are far slower than the best one.
+        seconds: after so many seconds no further setting is begun; the plans of the settings before are still priced.
+            The time is `LONGER` times as long while all these plans are far slower than the best one.
     """
     if settings := _settings(incumbent.space, _near(incumbent, grid, NEAR)):
         effort = _Effort(incumbent, seconds)
@@ -151,15 +153,18 @@ def divide_quickly(incumbent: Incumbent, grid: Grid, seconds: float) -> None:
 
 
 def _settings(space: PlanSpace, pipelines: Sequence[_Near]) -> list[_Setting]:
-    """The first settings of pipelines; none for models that are too large, and where others than synchronous plans are
-    searched: outside the space a plan stands for synchronous training only."""
+    """The first `SETTINGS` settings of some pipelines.
+
+    There are none for models that are too large, nor where the search allows other sync modes than synchronous: a plan
+    outside the space is always synchronous.
+    """
     if space.num_units > MOST_UNITS or space.problem.training.sync_modes != ("synchronous",):
         return []
     return list(dict.fromkeys(_Setting(shape.num_micro_batches, zero) for shape, zero in pipelines))[:SETTINGS]
 
 
 def _priced(incumbent: Incumbent, plans: Iterable[StagedPlan]) -> Priced:
-    """Plans with their step times, until the budget ends; at least the first one."""
+    """Prices plans until the budget ends, at least the first one, and returns them with their step times."""
     found: Priced = []
     for plan in plans:
         found.append((price_staged(incumbent, [plan]), plan))
@@ -169,7 +174,7 @@ def _priced(incumbent: Incumbent, plans: Iterable[StagedPlan]) -> Priced:
 
 
 def _layered(incumbent: Incumbent, near: Sequence[_Near]) -> Priced:
-    """Galvatron's plans of pipelines."""
+    """Galvatron's plans for the first `LAYERED` pipelines without virtual stages, with their step times."""
     incumbent.searcher = "galvatron"
     plain = [(shape, zero) for shape, zero in near if shape.virtual == 1]
     plans = (layered(incumbent.space, shape, zero) for shape, zero in plain[:LAYERED])
@@ -177,12 +182,7 @@ def _layered(incumbent: Incumbent, near: Sequence[_Near]) -> Priced:
 
 
 def solved_strategies(space: PlanSpace, grid: Grid) -> dict[int, list[Strategy]]:
-    """Number of micro-batches -> the signatures of the best plan with each inner axis, which planners have solved.
-
-    Args:
-        space: the plan space.
-        grid: plans with their prices.
-    """
+    """Number of micro-batches -> the strategies of the best plan of a grid with each size of the inner axis."""
     best: dict[tuple[int, int], Values] = {}
     for row in np.lexsort((grid.prices[:, 0], grid.prices[:, 1] > 0.0)).tolist():
         plan = grid.values[row].tolist()
@@ -196,14 +196,14 @@ def solved_strategies(space: PlanSpace, grid: Grid) -> dict[int, list[Strategy]]
 
 
 class _Effort:
-    """How much the tables of divisions may take. A budget in evaluations limits the number of their entries, so that it
-    does not depend on the clock.
+    """The limits of the time that divisions take. With a budget in evaluations they do not depend on the clock: the
+    number of entries of their stage tables is limited instead.
 
     Attributes:
-        until_s: seconds since the start of the search after which no further setting is divided.
-        last_s: the same while every plan so far is more than `FAR` times as slow as the best one: the numbers of
-            micro-batches that were tried do not suit unlike stages.
-        entries: how many entries may still be computed, see `StageTable.entries`.
+        until_s: seconds since the start of the search after which no further setting is begun.
+        last_s: the same while every plan of the division takes more than `FAR` times the step time of the best plan:
+            other numbers of micro-batches may suit unlike stages better.
+        entries: number of entries that may still be computed, see `StageTable.entries`.
     """
 
     def __init__(self, incumbent: Incumbent, seconds: float = math.inf) -> None:
@@ -212,7 +212,7 @@ class _Effort:
         self.entries = math.inf if left is None else float(ENTRIES_AN_EVALUATION * left)
 
     def is_spent(self, divided_s: float) -> bool:
-        """Whether no further setting is divided; `divided_s` is the step time of the best plan so far of a division."""
+        """Whether no further setting may be begun; `divided_s`: step time of the best plan of the division so far."""
         until_s = self.until_s if divided_s <= FAR * self._incumbent.least_s else self.last_s
         return self.entries <= 0.0 or self._incumbent.finished or self._incumbent.seconds >= until_s
 
@@ -221,7 +221,7 @@ class _Division:
     """Divides units and devices among stages, with one setting (micro-batches and ZeRO stage) after the other.
 
     Attributes:
-        priced: the plans so far with their step times.
+        priced: all plans so far with their step times.
     """
 
     def __init__(self, incumbent: Incumbent, solved: Mapping[int, Sequence[Strategy]], effort: _Effort) -> None:
@@ -230,25 +230,25 @@ class _Division:
         Args:
             incumbent: takes the plans.
             solved: see `solved_strategies`.
-            effort: what the tables may take.
+            effort: the limits of its time.
         """
         self.priced: Priced = []
         self._incumbent, self._solved, self._effort = incumbent, solved, effort
         self._megatron = megatron_strategies(incumbent.space)
         self._known: set[object] = set()
-        """Keys of the plans that were tried."""
+        """`_key` of each plan that was tried."""
         self._best_s: dict[_Setting, float] = {}
-        """The step time of each setting that was tried in this phase; it counts the phases before, too, since fewer
-        strategies are among more of them."""
+        """Step time of the best plan of each setting that was tried in this phase. Plans of earlier phases count too:
+        their strategies are also among those of this phase."""
         self._earlier_s: dict[_Setting, float] = {}
-        """The same after the phases before."""
+        """Step time of the best plan of each setting in the earlier phases."""
 
     def run(self, settings: Sequence[_Setting]) -> Priced:
-        """Tries settings and others near them, in two phases, and then the ZeRO stages of `ZEROS` with the best.
+        """Tries settings and others near them in two phases, then the ZeRO stages of `ZEROS` with the best setting.
 
-        In the first phase stages have no inner axis, which takes little time: the programs do not know what a schedule
-        hides of gradients, so that other strategies may look faster than they are. In the second phase stages have any
-        strategy. Where time is short there is the second phase only.
+        In the first phase stages have no inner axis. This takes little time, and is safer: the programs do not know how
+        much of the reduction of gradients a schedule hides, and so may overrate other strategies. In the second phase
+        stages have any strategy. If time is limited, there is only the second phase.
         """
         self._incumbent.searcher = "piper"
         plain = [strategy for strategy in self._megatron if strategy.tp == 1]
@@ -268,8 +268,11 @@ class _Division:
         return self.priced
 
     def _try_counts(self, setting: _Setting, strategies: Sequence[Strategy], *, larger: bool) -> None:
-        """Tries a setting, then larger or smaller numbers of micro-batches as long as that gains: unlike stages may be
-        fewer or more than equal ones, and then suit other numbers."""
+        """Tries a setting, then larger or smaller numbers of micro-batches as long as that gains.
+
+        The best pipeline with unlike stages may have fewer or more stages than the best one with equal stages, and then
+        another best number of micro-batches.
+        """
         count, last_s = setting.num_micro_batches, math.inf
         while not self._is_spent and count:
             step_s = self._step_s(_Setting(count, setting.zero), strategies)
@@ -282,7 +285,7 @@ class _Division:
         return self._effort.is_spent(min(self._best_s.values(), default=math.inf))
 
     def _step_s(self, setting: _Setting, strategies: Sequence[Strategy]) -> float:
-        """Step time of the best plan of a setting, which is divided unless it was in this phase."""
+        """Step time of the best plan of a setting. The setting is tried now unless it was tried in this phase."""
         if setting not in self._best_s:
             offered = list(strategies)
             if strategies is self._megatron:
@@ -295,8 +298,11 @@ class _Division:
         return self._best_s[setting]
 
     def _plans(self, setting: _Setting, strategies: Sequence[Strategy]) -> list[StagedPlan]:
-        """The fastest new partitions of a setting whose stages have some of these strategies, by Piper's and by Alpa's
-        program: in 1F1B order by their price, under GPipe, whose stages hold more micro-batches, by their latency."""
+        """The fastest new plans of a setting by the programs of Piper and Alpa.
+
+        With 1F1B they are chosen by their price. Under GPipe stages hold more micro-batches; there they are chosen by
+        their latency.
+        """
         incumbent, space = self._incumbent, self._incumbent.space
         found: list[StagedPlan] = []
         table, kinds = None, _kinds(space)
@@ -309,7 +315,7 @@ class _Division:
             fastest = fastest_staged(incumbent, self._new(map(table.staged, partitions)), OFFERED)
             found += [replace(plan, schedule=kind) for plan in fastest for kind in kinds if kind != "gpipe"]
             if "gpipe" in kinds:
-                # Those that suit 1F1B may not fit: under GPipe the first stages hold no more than the others.
+                # Partitions for 1F1B may not fit: under GPipe all stages hold equally many micro-batches.
                 more = piper_partitions(table, "gpipe") if table.entries < self._effort.entries else ()
                 offered = {one.stages: one for one in (*partitions, *more)}.values()
                 latencies = {one: table.latency_s(one, "gpipe") for one in offered}
@@ -319,14 +325,14 @@ class _Division:
         return found
 
     def _new(self, plans: Iterable[StagedPlan]) -> list[StagedPlan]:
-        """The plans that were not tried before; they are known from now on."""
+        """The plans that were not tried before; from now on they count as tried."""
         new = {key: plan for plan in plans if (key := _key(plan)) not in self._known}
         self._known.update(new)
         return list(new.values())
 
 
 def _next_count(space: PlanSpace, count: int, *, larger: bool) -> int:
-    """The next number of micro-batches, larger or smaller by half at least; 0 where there is none."""
+    """The next number of micro-batches that is at least 1.5 times larger, or smaller; 0 where there is none."""
     counts = space.meshes.micro_batches
     if larger:
         return min((other for other in counts if 2 * other >= 3 * count), default=0)
@@ -334,20 +340,20 @@ def _next_count(space: PlanSpace, count: int, *, larger: bool) -> int:
 
 
 def _key(plan: StagedPlan) -> object:
-    """What tells a plan from others whose stages have some of the same strategies."""
+    """Key that is equal for equal plans whose stages have strategies of the same table."""
     stages = ((one.end, one.devices, one.tp, one.recompute, id(one.signatures)) for one in plan.stages)
     return plan.num_micro_batches, plan.zero, plan.schedule, *stages
 
 
 def _promising(table: StageTable, entries: float) -> list[Partition]:
-    """The partitions of Piper's and Alpa's programs that are worth a price.
+    """The partitions of Piper's and Alpa's programs that are priced.
 
-    These are the partitions of least latency; and of each number of stages, where they are not much slower, Piper's and
-    the one of least latency, since latencies leave out what a schedule hides and what it waits for.
+    These are the `PRICED` of least latency. A latency ignores overlap and bubbles of a schedule; so for each number of
+    stages, Piper's partition and that of least latency are added unless they are much slower.
 
     Args:
-        table: the costs of stages. The programs fill it.
-        entries: the programs end at the first partition after which the table has so many entries.
+        table: the costs of stages, which are computed as the programs ask for them.
+        entries: the programs end when the table has computed so many entries.
     """
 
     def limited(partitions: Iterable[Partition]) -> Iterator[Partition]:
@@ -368,7 +374,8 @@ def _promising(table: StageTable, entries: float) -> list[Partition]:
 
 
 def _listed(incumbent: Incumbent, divided: Priced) -> Priced:
-    """The fastest plans with DAPPLE's early warm-up and with the orders of list scheduling; also SPP's own plans."""
+    """The fastest plans with DAPPLE's early warm-up and in the orders of list scheduling, and plans of SPP itself; all
+    with their step times."""
     incumbent.searcher, unlike, space = "dapple", _unlike(divided), incumbent.space
     early = _priced(incumbent, (replace(plan, schedule="eager-1f1b") for plan in unlike[:LISTED]))
     incumbent.searcher = "spp"
@@ -416,8 +423,15 @@ class _Setting(NamedTuple):
 
 
 def _near(incumbent: Incumbent, grid: Grid, most: float) -> list[_Near]:
-    """The distinct shapes and ZeRO stages of pipelines that take at most so many times the step time of the best plan,
-    the fastest first; where no plan fits, of those that nearly fit, those first that overflow least."""
+    """The distinct pipelines of a grid that are near the best plan, the fastest first.
+
+    If no plan fits, these are the pipelines that nearly fit, those with the least overflow first.
+
+    Args:
+        incumbent: knows the best plan.
+        grid: plans with their prices.
+        most: largest step time, as a multiple of that of the best plan.
+    """
     space = incumbent.space
     times, overflows = grid.prices.T
     if math.isinf(incumbent.least_s):
