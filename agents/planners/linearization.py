@@ -1,4 +1,7 @@
-"""The input of a planner, which is the cost graph of a skeleton at one of its plans, and its output, priced plans."""
+"""The interface of planners that find the best signatures of a skeleton, all other decisions of a plan.
+
+A planner gets the cost graph of the skeleton, made linear at one of its plans, and returns plans with exact prices.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from automap.cost_graph.graph import CostGraph
 from automap.cost_graph.sensitivities import Sensitivities
 
 Worth = tuple[bool, float]
-"""Sorts plans: those that fit by their step time in seconds, before those that do not fit by their overflow."""
+"""Key that sorts plans, the best first: (False, step time in seconds) of a plan that fits, (True, overflow of memory)
+of one that does not."""
 
 
 def worth_of(step_time_s: float, overflow: float) -> Worth:
@@ -20,27 +24,29 @@ def worth_of(step_time_s: float, overflow: float) -> Worth:
 
 
 MUCH_BETTER = 0.95
-"""A skeleton is solved a second time if the plan found takes at most this share of the step time of the plan given
-(assumed). A third solve gained nothing on the skeletons of four models where a second one gained up to a third."""
+"""A skeleton is solved a second time if the plan found takes at most this share of the step time of the plan at which
+the costs were linear (assumed). On the skeletons of four models a second solve gained up to a third, a third one
+nothing."""
 NEAR_ENOUGH = 1.3
-"""Largest ratio of the step times of the plan found and the best plan of all for a second solve (assumed)."""
+"""Largest step time of the plan found, as a multiple of that of the best plan of the search, for a second solve
+(assumed)."""
 ROUNDS_TO_FIT = 2
-"""Number of further solves where no plan of the last one fits (assumed): at the plan that this has found, memory may be
-fullest at another moment. A mixture of experts on 368 devices, given a plan that overflows by 0.02, is solved by
-plans that overflow by 0.27 and more; at these, by one that fits and is 1.2 times faster than the best of other
-skeletons."""
+"""Number of further solves if no plan of the last one fits (assumed): memory may be fullest at another moment with the
+plan found, so that its sensitivities differ. For a mixture of experts on 368 devices the first solve, at a plan that
+overflows by 0.02, found plans that overflow by 0.27 and more. The solve at these found one that fits and is 1.2 times
+faster than the best plan of other skeletons."""
 
 
 def leads_on(found: Worth, given: Worth, best_s: float) -> bool:
-    """Whether another solve at the plan that the last one has found may gain more.
+    """Whether another solve, at the plan that the last one has found, is expected to gain more.
 
-    The sensitivities of a bad plan say little of a good one. So that plan fits and is not far from the best of all, and
-    the plan at which the costs were linear is much slower or does not fit.
+    The sensitivities of a bad plan say little about a good one. So another solve is expected to gain if the plan found
+    fits and is not far from the best one, and the plan at which the costs were linear is much slower or does not fit.
 
     Args:
         found: worth of the plan found.
         given: worth of the plan at which the costs were linear.
-        best_s: step time of the best plan of all, in seconds.
+        best_s: step time of the best plan of the search, in seconds.
     """
     is_over, seconds = found
     gains = given[0] or seconds <= MUCH_BETTER * given[1]
@@ -71,11 +77,11 @@ class Linearization:
     graph: CostGraph
     """Cost graph of the skeleton."""
     picked: tuple[int, ...]
-    """[nodes] the plan at which the costs are linear."""
+    """[nodes] number of the value of each node in the plan at which the costs are linear."""
     at: Sensitivities
     """Sensitivities at that plan."""
     time: Floats
-    """[rows, columns] sensitivities of the step time, averaged over the plans so far."""
+    """[rows, columns] sensitivities of the step time, averaged over the plans of this solve and those before it."""
     incumbent: Incumbent
 
     def price(self, picked: tuple[int, ...]) -> Candidate:

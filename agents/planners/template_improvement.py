@@ -1,22 +1,22 @@
 """Template improvement: the first phase of a portfolio search, before anything learns or anneals.
 
 A template shards all models by one pattern and cuts them evenly, without virtual stages. `improve_templates` finds much
-of what this misses in a fraction of a second:
+better plans within a fraction of a second, in two steps:
 
 1. Changes of single decisions: around the best template of each mesh, it prices each other value of the cuts, the
-   devices of a stage, virtual stages, micro-batches, batch shares, recomputation and ZeRO. Then it prices all changes
-   together that gain alone.
+   devices of a stage, virtual stages, micro-batches, batch shares, recomputation and ZeRO. Then it combines the changes
+   that gain alone.
 2. Signatures: elimination (`agents.planners.elimination`) solves the skeletons of the best plans so far, one mesh after
    the other. A skeleton is all decisions of a plan but the signatures.
 
-It takes templates that fit and templates that nearly fit in turn (`ranked_in_turn`).
+Templates that fit and templates that nearly fit take turns (`ranked_in_turn`).
 
-`refine` comes later in a search, after the plans that the network proposes. It improves the best plans of some meshes
-further. It uses no random numbers, so that searches with other seeds end at the same plan more often.
+`refine` is a later phase, after the plans that the network proposes. It improves the best plans of some meshes further.
+It uses no random numbers, so that searches with other seeds end at the same plan more often.
 
-The budget is charged for all of this. The plans found are known to the network when it proposes plans
-(`agents.learning.proposals`), just as templates are, and annealing starts from them. The search of skeletons that is
-returned is continued with those that the network proposes (`agents.learning.proposed_skeletons`).
+All plans that are priced count as evaluations of the budget. The network starts its proposals from the plans found and
+from the templates (`agents.learning.proposals`), and annealing starts from the plans found. The search of skeletons
+that is returned goes on with the skeletons that the network proposes (`agents.learning.proposed_skeletons`).
 """
 
 from __future__ import annotations
@@ -38,36 +38,37 @@ from automap.space.space import Ints, PlanSpace
 SECONDS = 0.36
 """Seconds after which no further solve is begun, where the budget is not in evaluations alone."""
 SHARE = 0.25
-"""Share of a budget that it takes at most."""
+"""Largest share of a budget that `improve_templates` takes."""
 FEWEST_SOLVES = 2
-"""Number of solves that are granted to the smallest budget in evaluations."""
+"""Number of solves that are made even with the smallest budget in evaluations."""
 LOOKED_AROUND = 0.2
-"""Largest share of this time for changes of single decisions; elimination has the rest."""
+"""Largest part of this share for changes of single decisions; elimination has the rest."""
 NEARLY_FITS = 0.2
-"""Overflow up to which a plan may be made to fit, as share of a device's memory; where none fits, beyond that of the
-plan that overflows least. On the problems of `benchmarks/network_gap.py` with scarce memory that were looked at,
-templates that overflow by 0.08 and 0.17 led to the best plan, those by 0.5 and more did not. Of a GPT on 256 devices
-no template fits; the least overflow is 0.09 and the one that led to the best plan overflows by 0.27."""
+"""Largest overflow, as a share of a device's memory, with which a template counts as promising; where none fits, it is
+added to the least overflow of all. On problems of `benchmarks/network_gap.py` with scarce memory, templates with an
+overflow of 0.08 and 0.17 led to the best plan, those with 0.5 and more did not. On a problem without a template that
+fits, a GPT on 256 devices, the least overflow is 0.09, and a template with 0.27 led to the best plan."""
 FITTING = 2.0
-"""Share of the step time that a plan loses for each share of a device's memory by which it shrinks (assumed)."""
+"""A plan that overflows by the share x of a device's memory is assumed to become slower by the share `FITTING` * x of
+its step time when it is made to fit."""
 FIRST_MESHES = 8
 """Number of meshes of which a skeleton is solved before the best one is improved further. With 4, searches of VGG-19
-on 12 devices with random bandwidths ended 31 % slower: the best mesh is not among the first four by its templates."""
+on 12 devices with random bandwidths ended 31 % slower: the templates of its best mesh are not among the four fastest.
+"""
 MESHES = 32
 """Largest number of meshes whose best templates are changed one decision at a time."""
 REFINED_LEAST = 500
-"""Evaluations of a budget that must be left for plans to be refined."""
+"""Least number of evaluations that a budget must have left for `refine`."""
 REFINED_LEAST_S = 5.0
-"""Seconds of a budget that must be left for plans to be refined."""
+"""Least number of seconds that a budget must have left for `refine`."""
 REFINED_SHARE, REFINED_SHARE_S = 0.6, 0.1
-"""Shares of what is left of a budget in evaluations, and of one in seconds, that refining takes at most. With 0.6
-seconds whatever the budget, searches of 16 seconds on a busy host found plans up to 1.6 % slower on two of five
-problems (Llama-7B on devices of three kinds, Llama-3 8B with 32,768 tokens on 16 H100), and on the others equally fast
-ones."""
+"""Largest shares of the rest of a budget, in evaluations and in seconds, that `refine` takes. When it took 0.6 seconds
+of any budget, searches of 16 seconds on a busy host found plans up to 1.6 % slower on two of five problems (Llama-7B on
+devices of three kinds, Llama-3 8B with 32,768 tokens on 16 H100), and equally fast ones on the others."""
 REFINED_SECONDS = 0.6
-"""Seconds that refining may take in any case (assumed)."""
+"""Seconds that `refine` may take in any case (assumed)."""
 REFINED_MESHES = 8
-"""Number of meshes whose best plans are looked at."""
+"""Number of meshes whose best plans are solved again and whose neighbours are priced."""
 REFINED_PLANS = 6
 """Number of plans that are refined."""
 POLISHED_PLANS = 3
@@ -87,7 +88,7 @@ def improve_templates(incumbent: Incumbent, grid: Grid) -> SkeletonSearch:
         grid: the templates with their prices.
 
     Returns:
-        The search of skeletons, with all plans that it has found.
+        The search of skeletons, with the best plan of each skeleton that it has found.
     """
     incumbent.searcher = "elimination"
     left, left_s = incumbent.left, incumbent.left_s
@@ -97,7 +98,7 @@ def improve_templates(incumbent: Incumbent, grid: Grid) -> SkeletonSearch:
         most_s = min(most_s, SHARE * left_s)
 
     def share(of: float) -> AbstractContextManager[None]:
-        """A share of the budget, which ends no later than the whole one."""
+        """A part of the budget of this phase."""
         evaluations = None if most is None else int(of * most)
         return incumbent.share(evaluations=evaluations, seconds=of * most_s if math.isfinite(most_s) else None)
 
@@ -109,9 +110,9 @@ def improve_templates(incumbent: Incumbent, grid: Grid) -> SkeletonSearch:
                 break
             values, (seconds, overflow) = grid.values[row], grid.prices[row].tolist()
             search.look_around(tuple(values.tolist()), seconds, overflow)
-    # Elimination has a share of its own, however long the last template took.
+    # Elimination has its own part of the budget, so that a template that takes long leaves it as much time.
     with share(1.0 - LOOKED_AROUND):
-        # The templates themselves are among the plans to solve: of some meshes no change may have been priced.
+        # The budget may have ended before a mesh had its turn; its template is solved as it is.
         around = search.plans(None).joined(Grid(grid.values[meshes], grid.prices[meshes]))
         ranked = ranked_in_turn(around.prices)
         run_skeletons(search, list(map(tuple, around.values[ranked].tolist())), FIRST_MESHES)
@@ -119,18 +120,18 @@ def improve_templates(incumbent: Incumbent, grid: Grid) -> SkeletonSearch:
 
 
 def refine(search: SkeletonSearch, plans: Ints) -> Grid:
-    """Refines the best plans of some meshes, without random numbers.
+    """Improves the best plans of some meshes further, without random numbers; does nothing in small budgets.
 
-    Each mesh of the best plans so far has one solve, and the neighbours of its plan are priced. Then plans near the
-    best one are refined (`SkeletonSearch.refine`): first those with another number of virtual stages than the best plan
-    of their mesh, then the best plans of the meshes. Nothing is done in small budgets.
+    The best plan of each of the best meshes is solved again, and its neighbours are priced. Then plans near the best
+    one are refined (`SkeletonSearch.refine`): first those with another number of virtual stages than the best plan of
+    their mesh, then the best plans of the meshes.
 
     Args:
         search: the search of skeletons that `improve_templates` began.
         plans: [n, slots] further plans that are known, such as proposals.
 
     Returns:
-        The best plans of skeletons.
+        The best plans of the best skeletons, with their prices.
     """
     incumbent = search.incumbent
     left, left_s = incumbent.left, incumbent.left_s
@@ -163,9 +164,9 @@ def refine(search: SkeletonSearch, plans: Ints) -> Grid:
 
 
 def _solve_other_cuts(search: SkeletonSearch) -> None:
-    """Solves the best plan of all again with other cuts, in the order of their prices with its signatures.
+    """Solves the skeletons of the best plan with other cuts, those first that are fastest with its signatures.
 
-    A cut and signatures may gain only together: a rank with fewer units may shard its tensors in another way.
+    Another cut may gain only with other signatures: a rank with fewer units may shard its tensors in another way.
     """
     best = search.incumbent.best
     if best is None or search.space.shape(best).pp == 1:
@@ -174,7 +175,7 @@ def _solve_other_cuts(search: SkeletonSearch) -> None:
     for values in best_cuts(search.space, best, OTHER_CUTS):
         if search.finished:
             return
-        # Two rounds: the signatures of the old cut are often bad ones to begin with, those of the first round are not.
+        # Two rounds: the first starts from the signatures of the old cut, which may suit the new one badly.
         search.solve(values, rounds=2)
     found = search.incumbent.best
     if found is not None and found != best and not search.finished:
@@ -182,7 +183,7 @@ def _solve_other_cuts(search: SkeletonSearch) -> None:
 
 
 def _refine_numbers(search: SkeletonSearch) -> None:
-    """Refines plans near the best one whose number of virtual stages is not that of the best plan of their mesh."""
+    """Refines plans near the best one, with every number of virtual stages that such plans have."""
     for values in search.best_of_kinds(each_number=True)[:REFINED_NUMBERS]:
         if search.finished:
             break
@@ -191,15 +192,18 @@ def _refine_numbers(search: SkeletonSearch) -> None:
 
 
 def ranked_in_turn(prices: Floats) -> Ints:
-    """Numbers of plans, the best first, by two rankings in turn: the fastest that fits, and the most promising of all.
+    """Ranks plans by taking turns between two rankings: the fastest that fits, and the most promising.
 
-    Where memory is scarce, a plan that overflows a little often leads to a faster plan than the templates that fit:
-    other cuts, recomputation or signatures make it fit. But often it does not, so the two rankings alternate. They are
-    the same where the fastest plans fit. Promising plans overflow by at most `NEARLY_FITS`; where none fits, by so much
-    more than the plan that overflows least.
+    Where memory is scarce, a plan that overflows a little often leads to a faster plan than those that fit, when other
+    cuts, recomputation or signatures make it fit. Often this fails, so the two rankings alternate. Promising plans
+    overflow by at most `NEARLY_FITS` more than the plan with the least overflow, and are sorted by their step time,
+    which counts as longer the more they overflow (`FITTING`).
 
     Args:
-        prices: [n, 2] seconds of a step and overflow of memory.
+        prices: [n, 2] step time in seconds and overflow of memory.
+
+    Returns:
+        [n] numbers of the plans, the best first.
     """
     seconds, overflow = prices[:, 0], np.maximum(prices[:, 1], 0.0)
     fits, hopeless = overflow <= 0.0, overflow > overflow.min(initial=np.inf) + NEARLY_FITS
@@ -210,7 +214,7 @@ def ranked_in_turn(prices: Floats) -> Ints:
 
 
 def _best_of_meshes(space: PlanSpace, grid: Grid) -> Ints:
-    """Numbers of the best template of each mesh and number of stages, the best first."""
+    """Rows of the best template of each mesh and number of stages, the best first."""
     order = ranked_in_turn(grid.prices)
     _, first = np.unique(grid.values[order, : space.first.micro_batches], axis=0, return_index=True)
     ranked: Ints = order[np.sort(first)]
