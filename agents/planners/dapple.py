@@ -41,13 +41,13 @@ MOST_COUNTS = 6
 
 
 class _Round(NamedTuple):
-    """All partial plans with equally many stages, those that leave the same devices free one after the other."""
+    """All partial plans with the same number of stages, grouped by the devices that they leave free."""
 
     free: list[tuple[int, int, int]]
-    """Number of the set that is free, the first plan, and one past the last."""
+    """For each group: number of the set of free devices, index of its first plan, and one past its last."""
     plans: Partials
     parents: Ints
-    """[plans] number of each without its last stage in the round before."""
+    """[plans] index, in the round before, of the plan without its last stage."""
 
 
 class DappleSearch:
@@ -67,13 +67,13 @@ class DappleSearch:
             layers: the model.
             places: the devices, with the links between them.
             memory_bytes: memory of a device.
-            limit_s: plans that are slower are of no interest.
+            limit_s: slower plans are dropped.
         """
         self.layers, self.places, self.memory_bytes = layers, places, memory_bytes
         self.best: dict[int, Planned] = {}
         self._limit_s = limit_s
         self._num_layers = layers.forward_s.shape[1] - 1
-        # Samples are whole: some replicas do not shorten a stage.
+        # Samples cannot be divided, so some numbers of replicas are no faster than the next smaller one.
         whole = (layers.forward_s + layers.backward_s)[:, -1]
         self._worthwhile = np.zeros(max(sum(places.sizes), layers.most_replicas) + 1, dtype=np.bool_)
         self._worthwhile[1] = True
@@ -81,9 +81,12 @@ class DappleSearch:
         self._exposed: list[Floats] = []
 
     def uniform(self) -> dict[int, Planned]:
-        """Pipelines whose stages have equally many devices, cut so that the slowest stage is fastest.
+        """Pipelines whose stages all have the same number of devices, cut so that the slowest stage is fastest.
 
-        They give the dynamic program a limit.
+        Their latencies are limits for the dynamic program.
+
+        Returns:
+            `best`, with these pipelines.
         """
         total, both = sum(self.places.sizes), self.layers.forward_s + self.layers.backward_s
         for replicas in range(1, self.layers.most_replicas + 1):
@@ -102,7 +105,11 @@ class DappleSearch:
         return self.best
 
     def run(self, should_stop: ShouldStop = lambda: False) -> dict[int, Planned]:
-        """The best plan for each number of stages, where one fits and is within the limit, until it is stopped."""
+        """Runs the dynamic program until it ends or is stopped.
+
+        Returns:
+            `best`: the best plan for each number of stages with a plan that fits and is within the limit.
+        """
         self._consider((Placed(self._num_layers, self.places.sizes),))
         rounds = [_Round([(self.places.all, 0, 1)], _no_stages(), np.zeros(1, dtype=np.int64))]
         states = _new_states(0, self._num_layers)
@@ -121,7 +128,14 @@ class DappleSearch:
         return self.best
 
     def _extend(self, rounds: Sequence[_Round], span: tuple[int, int], ways: Rows, states: States) -> None:
-        """Adds one stage to the plans of the last round that leave the same devices free, and keeps the best plan."""
+        """Adds one stage to a group of plans of the last round in every way, and keeps the best complete plan.
+
+        Args:
+            rounds: the rounds so far.
+            span: index of the first plan of the group, and one past its last.
+            ways: the stages that may follow.
+            states: the best partial plans of the next round; written.
+        """
         number, places = len(rounds) + 1, self.places
         plans = Partials._make(array[slice(*span)] for array in rounds[-1].plans)
         last, at = np.unique(plans.last, return_inverse=True)
@@ -142,7 +156,13 @@ class DappleSearch:
             self.best[number] = Planned(float(found.seconds[0]), tuple(reversed(before)))
 
     def _longer(self, plans: Partials, order: Ints, states: States) -> _Round:
-        """The best plans of all states, in the order of these."""
+        """The next round: the best partial plans of some states, in the order of these states.
+
+        Args:
+            plans: the partial plans of the last round.
+            order: [n] numbers of the sets of devices that are left free.
+            states: the best partial plans of each set.
+        """
         layers, places = self.layers, self.places
         which, ends = np.nonzero(states.parent[order] >= 0)
         of, ends = order[which], np.ascontiguousarray(ends)
@@ -219,18 +239,20 @@ class DappleSearch:
         return self._known_tables
 
     def _exposed_of(self, reduce_s: float, devices: int, is_all: bool) -> Floats:
-        """[layers + 1, layers + 1] AR(P, g) of a stage from the first to before the second layer, as far as nothing
-        hides it: gradients are reduced from back to front while the last backward pass of the stage goes on.
+        """[layers + 1, layers + 1] entry [i, j]: the part of AR(P, g) that nothing hides, of a stage of layers i to j -
+        1.
+
+        Gradients are reduced from the last layer to the first while the last backward pass of the stage runs.
 
         Args:
             reduce_s: seconds of the all-reduce of a byte.
-            devices: devices of the stage.
-            is_all: whether these are all devices.
+            devices: number of devices of the stage.
+            is_all: whether these are all devices of the cluster.
         """
         layers = self.layers
         whole = reduce_s * layers.gradient_bytes
         spent = layers.backward_s[min(devices, layers.most_replicas)]
-        # The all-reduces of a layer and of all before it follow its backward pass.
+        # The gradients of a layer, and of all layers before it, are reduced after the backward pass of this layer.
         late = whole[1:] - spent[:-1]
         rising = np.where(np.tri(len(late), dtype=np.bool_).T, late[None, :], -np.inf)
         found = np.zeros((len(whole), len(whole)))
@@ -242,7 +264,7 @@ class DappleSearch:
 
 
 def _no_stages() -> Partials:
-    """One plan without stages."""
+    """A single partial plan that has no stages."""
     none, zero = np.zeros((1, 0)), np.zeros(1, dtype=np.int64)
     return Partials(ends=zero, last=zero, forward=none, backward=none, reduce=none, state=none, saved=none)
 
@@ -270,7 +292,7 @@ def _in_order(free: Counts, wanted: int) -> Counts:
 
 
 def layers_of(space: PlanSpace, num_micro_batches: int, recompute: str) -> Layers:
-    """What the units of a problem cost, on the slowest kind of its devices, with a number of micro-batches."""
+    """The units of a problem as layers: their costs on the slowest kind of device, with a number of micro-batches."""
     problem, cluster = space.problem, space.problem.cluster
     samples = problem.training.global_batch // num_micro_batches
     most = min(cluster.num_devices, samples)

@@ -1,4 +1,4 @@
-"""Devices as DAPPLE's planner sees them: the sets on which stages may stand, and the links between them.
+"""The devices of DAPPLE's planner: numbered sets of devices on which a stage may be, and the links between them.
 
 See `agents.planners.dapple`. Units: seconds, bytes.
 """
@@ -17,13 +17,16 @@ from automap.space.stage_sizes import MAX_PARTS
 
 
 class Places:
-    """The sets of devices of a cluster on which stages may stand, by number; kept for several searches.
+    """The sets of devices of a cluster on which a stage may be. Several searches use the same object.
+
+    A set gets its number when it is first needed.
 
     Attributes:
-        counts: [sets] devices of each host.
-        totals: [sets] number of devices.
-        exposed: [sets] kind of the reduction of gradients.
-        kinds: kinds of reductions: seconds of a byte, number of devices, and whether these are all devices.
+        counts: [sets] devices of each host in the set.
+        totals: [sets] number of devices of the set.
+        exposed: [sets] number of the kind of the set's gradient reduction, a value of `kinds`.
+        kinds: kind of a reduction -> its number. A kind is the seconds a byte, the number of devices, and whether these
+            are all devices.
     """
 
     def __init__(self, network: Network, sizes: Counts) -> None:
@@ -38,7 +41,7 @@ class Places:
         self.totals: list[int] = []
         self.exposed: list[int] = []
         self.kinds: dict[tuple[float, int, bool], int] = {}
-        # Large clusters are dealt out in parts.
+        # On large clusters the devices of a stage are a multiple of this number.
         self.part = math.ceil(sum(sizes) / MAX_PARTS)
         self._numbers: dict[Counts, int] = {}
         self._ways: dict[int, Rows] = {}
@@ -46,7 +49,7 @@ class Places:
         self.all = self.number(sizes)
 
     def number(self, counts: Counts) -> int:
-        """Number of a set."""
+        """The number of the set with these devices of each host."""
         if counts not in self._numbers:
             self._numbers[counts] = len(self.counts)
             kind = (self.network.reduce_s(counts), sum(counts), counts == self.sizes)
@@ -56,7 +59,11 @@ class Places:
         return self._numbers[counts]
 
     def ways(self, free: int) -> Rows:
-        """All stages that take a part of a set, rows of `WayRow`: fewest devices first."""
+        """All stages that take some of the devices of a set, as rows of `WayRow`: those with the fewest devices first.
+
+        Args:
+            free: number of the set of free devices.
+        """
         if free not in self._ways:
             there, found = self.counts[free], []
             for wanted in range(self.part, self.totals[free], self.part):
@@ -78,7 +85,7 @@ class Places:
         return self._ways[free]
 
     def send_s(self, senders: int, receivers: int) -> float:
-        """Seconds of a byte from one set to another."""
+        """Seconds to send a byte from one set to another, see `Network`."""
         key = (senders, receivers)
         if key not in self._sends:
             self._sends[key] = self.network.send_s(self.counts[senders], self.counts[receivers])
@@ -86,7 +93,7 @@ class Places:
 
 
 class ClusterNetwork:
-    """The links of a cluster, as they are priced."""
+    """The links of a cluster, as they are priced; a `Network`."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -109,7 +116,11 @@ class ClusterNetwork:
         return 2.0 * (total - 1) / total / group_link(self._cluster, self._devices(counts)).bytes_per_s
 
     def send_s(self, senders: Counts, receivers: Counts) -> float:
-        """See `Network`: each device of the smaller stage exchanges its part, over the slowest link that is needed."""
+        """See `Network`: every device of the smaller stage sends or receives its share over the slowest link needed.
+
+        The share of a stage's data that a host has is that of its devices. Data leaves the hosts with a larger share of
+        the sending stage than of the receiving one.
+        """
         one, other = sum(senders), sum(receivers)
         leaving = [h for h, (a, b) in enumerate(zip(senders, receivers, strict=True)) if a / one > b / other]
         arriving = [h for h, (a, b) in enumerate(zip(senders, receivers, strict=True)) if a / one < b / other]

@@ -1,4 +1,4 @@
-"""What DAPPLE's planner counts with: the latency of a pipeline, and where a stage may be placed.
+"""The formulas of DAPPLE's planner: the latency of a pipeline, and where a stage may be placed.
 
 Fan et al., "DAPPLE: A Pipelined Data Parallel Approach for Training Large Models" (PPoPP 2021, arXiv 2007.01045),
 sections 4.1 and 4.2.2. Stages of computation and of communication alternate. Units: seconds, bytes.
@@ -33,34 +33,34 @@ class Layers:
     """What a model costs with micro-batches of one size."""
 
     num_micro_batches: float
-    """M: micro-batches of a step; a fraction where a planner thinks so."""
+    """M: micro-batches of a step; not always a whole number."""
     most_replicas: int
-    """Devices that can share a micro-batch."""
+    """Largest number of devices that can share a micro-batch."""
     forward_s: Floats
-    """[replicas + 1, layers + 1] time of all layers before each, for a micro-batch that this many replicas share;
-    row 0 is not used."""
+    """[replicas + 1, layers + 1] entry [r, i]: seconds of the forward pass of the first i layers, for a micro-batch
+    that r replicas share; row 0 is not used."""
     backward_s: Floats
-    """[replicas + 1, layers + 1] the same of the backward pass."""
+    """[replicas + 1, layers + 1] the same for the backward pass."""
     crossing_bytes: Floats
-    """[layers + 1] activations of a whole micro-batch that cross a cut after this many layers."""
+    """[layers + 1] activations of a whole micro-batch that cross a cut after so many layers."""
     gradient_bytes: Floats
-    """[layers + 1] gradients of all layers before each."""
+    """[layers + 1] gradients of the first so many layers."""
     state_bytes: Floats
-    """[layers + 1] parameters, gradients and optimizer state of all layers before each."""
+    """[layers + 1] parameters, gradients and optimizer state of the first so many layers."""
     saved_bytes: Floats
-    """[layers + 1] activations that a whole micro-batch keeps, of all layers before each."""
+    """[layers + 1] activations that the first so many layers save for a whole micro-batch."""
     overlap: float = 0.0
-    """Share of the gradients' all-reduce that may hide under the last backward pass of a stage; none in the paper's
+    """Largest share of the gradients' all-reduce that the last backward pass of a stage hides; 0 in the paper's
     equations."""
     overlap_alone: float = 1.0
-    """The same of data parallelism, which the paper compares with as it overlaps."""
+    """The same for pure data parallelism, which the paper compares with, overlap included."""
 
 
 class Placed(NamedTuple):
     """One stage of a plan."""
 
     end: int
-    """Layers before its end."""
+    """Number of layers of the model before its end."""
     counts: Counts
     """Devices of each host."""
 

@@ -1,7 +1,8 @@
 """The compiled inner loop of DAPPLE's dynamic program; `agents.planners.dapple` prepares what it reads.
 
-A *way* adds one stage: on given devices, of which others remain. All layers after the stage are put on these. Formulas
-are those of `agents.planners.dapple_formulas`. Units: seconds, bytes, layers.
+A *way* to add a stage names its devices and those that remain after it. To rate a partial plan, all layers after its
+last stage are put into one stage on all remaining devices. Formulas are those of `agents.planners.dapple_formulas`.
+Units: seconds, bytes, layers.
 """
 
 from __future__ import annotations
@@ -26,33 +27,34 @@ class LayerTables(NamedTuple):
     state_bytes: Floats
     saved_bytes: Floats
     exposed_s: Floats3
-    """[kinds of reductions, layers + 1, layers + 1] AR(P, g) of a stage from the first to before the second layer."""
+    """[kinds of reductions, layers + 1, layers + 1] entry [k, i, j]: the part of AR(P, g) that nothing hides, of a
+    stage of the layers i to j - 1."""
     num_micro_batches: float
     most_replicas: int
     memory_bytes: float
     """Memory of a device."""
     limit_s: float
-    """Plans that are slower are of no interest."""
+    """Plans that are slower are dropped."""
 
 
 @dataclass(kw_only=True, slots=True)
 class WayRow:
-    """One stage that may follow, and what it leaves."""
+    """One stage that may be added, and the devices that remain after it."""
 
     number: int
     """Number of the set of its devices."""
     devices: int
-    """Devices of the stage."""
+    """Number of its devices."""
     left: int
-    """Devices that are left for all layers after it."""
+    """Number of devices that remain for all layers after it."""
     state: int
-    """Number of the set of the devices that are left."""
+    """Number of the set of the remaining devices."""
     exposed: int
     """Kind of the reduction of its gradients."""
     rest_exposed: int
-    """The same of the devices that are left."""
+    """Kind of the reduction of gradients among the remaining devices."""
     rest_send_s: float
-    """Seconds of a byte from its devices to those that are left."""
+    """Seconds to send a byte from its devices to the remaining ones."""
 
 
 WAY_DTYPE = dtype_of(WayRow)
@@ -78,14 +80,15 @@ class Partials(NamedTuple):
 
 
 class States(NamedTuple):
-    """The best partial plans, by the set of devices that is left and by the layers before the end of the last stage."""
+    """The best partial plan for each set of remaining devices ("state") and each end of the last stage, in layers."""
 
     known: Floats2
-    """[states, layers] least latency, of any number of stages."""
+    """[states, layers] least latency so far, for any number of stages."""
     parent: Ints2
-    """[states, layers] number of the plan that the best one of this number of stages makes longer, or -1."""
+    """[states, layers] index of the partial plan to which the best one adds a stage, -1 where there is none in this
+    round."""
     number: Ints2
-    """[states, layers] number of the set of the devices of its last stage."""
+    """[states, layers] number of the set of the devices of the added stage."""
     sent: Floats2
     """[states, layers] F and B of the communication before that stage."""
 
@@ -94,9 +97,10 @@ class Found(NamedTuple):
     """The best whole plan with one number of stages."""
 
     seconds: Floats
-    """[1] its latency."""
+    """[1] its latency in seconds."""
     at: Ints
-    """[3] the plan without its last two stages, the way of the stage before the last, and where this ends."""
+    """[3] index of the partial plan without the last two stages; number of the way of the last stage but one; and the
+    end of this stage, in layers."""
 
 
 LAYERS, PARTIALS, STATES, FOUND = map(tuple_type, (LayerTables, Partials, States, Found))
@@ -154,7 +158,7 @@ def _fits(layers, plans, row, number):
     void(LAYERS, PARTIALS, rows_type(WAY_DTYPE), float64[:, ::1], int64, STATES, FOUND, float64[:, ::1]), inner=True
 )
 def _extend(layers, plans, ways, send_s, first, states, found, stages):
-    """`extend` with memory for the stages of one plan."""
+    """See `extend`; `stages` is memory for the stages of one plan."""
     count, num_layers = layers.num_micro_batches, layers.crossing_bytes.shape[0] - 1
     before = plans.forward.shape[1]
     number = plans.state.shape[1] + 2
@@ -177,7 +181,7 @@ def _extend(layers, plans, ways, send_s, first, states, found, stages):
                 mine += 1
             fits_before = _fits(layers, plans, row, number)
             for end in range(begin + 1, num_layers):
-                # Of the stages to come one is no faster than if all devices that are left shared their layers evenly.
+                # A lower bound: one of the later stages takes at least an even share of the remaining layers.
                 spent = (forward[end] + backward[end]) - (forward[begin] + backward[begin])
                 even = layers.forward_s[1, num_layers] + layers.backward_s[1, num_layers]
                 even = (even - (layers.forward_s[1, end] + layers.backward_s[1, end])) / way.left
@@ -204,7 +208,7 @@ def _extend(layers, plans, ways, send_s, first, states, found, stages):
                         if seconds < min(layers.limit_s, found.seconds[0]):
                             found.seconds[0] = seconds
                             found.at[0], found.at[1], found.at[2] = first + row, w, end
-                # A sample cannot be shared: what tells partial plans apart is an even share of what is left.
+                # Partial plans are compared as if the remaining devices could share the rest evenly, samples included.
                 share = 1.0 / way.left
                 rest_f_s = share * (layers.forward_s[1, num_layers] - layers.forward_s[1, end])
                 rest_b_s = share * (layers.backward_s[1, num_layers] - layers.backward_s[1, end])
@@ -218,16 +222,16 @@ def _extend(layers, plans, ways, send_s, first, states, found, stages):
 
 @kernel(void(LAYERS, PARTIALS, rows_type(WAY_DTYPE), float64[:, ::1], int64, STATES, FOUND))
 def extend(layers, plans, ways, send_s, first, states, found):
-    """Adds one stage to partial plans in every way; the best plans are kept, the last of those that are equally fast.
+    """Adds one stage to partial plans in every way and keeps the best plans; of equally fast ones the last.
 
     Args:
         layers: the model.
-        plans: partial plans, all with the same devices free.
-        ways: stages that may follow.
-        send_s: [last stages, ways] seconds of a byte from the last stage of a plan to the stage that follows.
-        first: number of the first of the plans.
-        states: read and written.
-        found: read and written.
+        plans: partial plans that all leave the same devices free.
+        ways: the stages that may be added.
+        send_s: [last stages, ways] seconds to send a byte from the last stage of a plan to the added stage.
+        first: index of the first of the plans in its round.
+        states: the best partial plans; read and written.
+        found: the best complete plan; read and written.
     """
     stages = np.zeros((5, plans.forward.shape[1] + 5))
     _extend(layers, plans, ways, send_s, first, states, found, stages)
