@@ -1,4 +1,4 @@
-"""SPP's partition: the layers of a model over stages of devices that follow each other in a fixed order.
+"""SPP's partition: divides the layers of a model among stages, whose devices are consecutive in a given order.
 
 A dynamic program over suffixes. W(k, l, i, r) is the least time that the slowest stage or channel needs for one
 micro-batch when the last k stages have the layers from l and the devices from place i of the order, r of them the first
@@ -46,10 +46,12 @@ class Partition(NamedTuple):
 
 
 StageSeconds = Callable[[int, int, int], Floats]
-"""(stages from this one to the last, place, devices) -> [layers + 1, layers + 1] seconds of the layers from the first
-index to before the second; infinite where they do not fit or where there are none."""
+"""(number of stages from this one to the last, place of the first device, number of devices) ->
+[layers + 1, layers + 1] entry [i, j]: seconds of a micro-batch in a stage of the layers i to j - 1; infinite where they
+do not fit and where j <= i."""
 ChannelSeconds = Callable[[int, int, int], Floats]
-"""(place, devices, devices of the next stage) -> [layers + 1] seconds of what crosses before each layer."""
+"""(place of the first device, number of devices, number of devices of the next stage) -> [layers + 1] seconds of the
+channel between the two stages if the second one begins with this layer."""
 
 
 def partitions(
@@ -62,23 +64,26 @@ def partitions(
     *,
     step: int | None = None,
 ) -> Iterator[Partition]:
-    """The best partition for each number of stages, from 1, that has one.
+    """Yields the best partition for each number of stages that has one, from 1 stage on.
 
     Args:
-        layers, devices: how many there are; every device is used.
+        layers: number of layers.
+        devices: number of devices; every device is used.
         sizes: numbers of devices that a stage may have.
+        seconds: time of a stage.
+        channel: time of the channel between two stages.
         most: largest number of stages.
-        step: the places at which stages begin are multiples of it; None = of all that divides the sizes.
+        step: stages begin only at places that are multiples of it; None = the greatest common divisor of the sizes.
     """
     sizes = sorted(sizes)
     if not sizes:
         return
     step = step or math.gcd(*sizes)
-    # (place, devices of the first stage) -> [layers + 1] W, of the number of stages before.
+    # (place, devices of the first stage) -> [layers + 1] W with one stage less than `count`.
     worth: dict[tuple[int, int], Floats] = {}
     ways: list[dict[tuple[int, int], tuple[Ints, Ints]]] = []
     for count in range(1, min(most, layers, devices) + 1):
-        # Place -> the sizes of the next stage that begins there.
+        # Place -> the possible sizes of the next stage if it begins there.
         nexts: dict[int, list[int]] = {}
         for place, size in sorted(worth):
             nexts.setdefault(place, []).append(size)
@@ -94,7 +99,7 @@ def partitions(
                 behind = nexts.get(rest)
                 if behind is None:
                     continue
-                # Time of the stages after the cut before each layer, with the best size of the next stage.
+                # [sizes, layers + 1] the slowest of all that follows a cut before each layer, for each next size.
                 after = np.array([np.maximum(worth[rest, other], channel(place, size, other)) for other in behind])
                 which = after.argmin(axis=0)
                 best, ends = np.empty(layers + 1), np.empty(layers + 1, dtype=np.int64)
@@ -111,6 +116,7 @@ def partitions(
 
 
 def _traced(ways: Sequence[dict[tuple[int, int], tuple[Ints, Ints]]], layers: int, size: int) -> Iterator[StageOf]:
+    """The stages of the best partition whose first stage has `size` devices, read from the choices of each step."""
     layer = place = 0
     for count in range(len(ways), 1, -1):
         ends, nexts = ways[count - 1][place, size]

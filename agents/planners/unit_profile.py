@@ -37,7 +37,7 @@ class UnitProfile:
     parameters: Floats
     """[units] parameters."""
     trained: Floats
-    """[units] those of them that are trained."""
+    """[units] trained parameters."""
     saved_bytes: Floats
     """[units] bytes kept from the forward pass to the backward pass."""
 
@@ -84,7 +84,7 @@ def states(costs: Rows, settings: Record) -> Floats:
 
     Args:
         costs: rows of `UnitCostRow`.
-        settings: those of a stage of ZeRO, see `Evaluator.settings`.
+        settings: the settings of the price under a ZeRO stage, see `Evaluator.settings`.
     """
     names = ("parameters", "zero_parameters", "frozen", "zero_frozen")
     return _of_each(costs, names, settings, states_of)
@@ -98,7 +98,7 @@ def needs(costs: Rows, settings: Record) -> Floats:
 
     Args:
         costs: [modes, units] rows of `UnitCostRow`.
-        settings: those of a stage of ZeRO, see `Evaluator.settings`.
+        settings: the settings of the price under a ZeRO stage, see `Evaluator.settings`.
     """
     names = ("workspace_bytes", "parameters", "frozen", "zero_parameters")
     found = _of_each(costs, names, settings, working_of)
@@ -109,7 +109,7 @@ def needs(costs: Rows, settings: Record) -> Floats:
 
 
 def _of_each(costs: Rows, names: Sequence[str], settings: Record, of: Callable[..., None]) -> Floats:
-    """A kernel of some fields of each of the costs."""
+    """The results of a kernel that reads the fields `names` of every unit cost, in the shape of the costs."""
     found = np.empty(costs.size)
     of(np.stack([costs[name].ravel() for name in names]), settings, found)
     return found.reshape(costs.shape)
@@ -118,7 +118,7 @@ def _of_each(costs: Rows, names: Sequence[str], settings: Record, of: Callable[.
 class UnitsInOrder:
     """All units of a model, in order and with their signatures, as if they were in one chunk.
 
-    Which of them are equal does not depend on the stage, so that this is made once and priced on many stages.
+    Which units are equal does not depend on the stage. So the distinct units are found once and priced on many stages.
     """
 
     def __init__(self, evaluator: Evaluator, segments: Sequence[Segment]) -> None:
@@ -132,7 +132,7 @@ class UnitsInOrder:
         numbers: dict[tuple[int, bytes], int] = {}
         calls: list[UnitCall] = []
         incoming, before = np.full(segments[0].chosen.shape[1], BROADCAST, dtype=np.int64), -1
-        # Units of one type mostly have the same signatures, so that what crosses out of them is placed alike.
+        # Cache: units of one type mostly have the same signatures, and then the same placement of their results.
         crossing: dict[tuple[int, int], Ints] = {}
         at = []
         for segment in segments:
@@ -154,7 +154,7 @@ class UnitsInOrder:
 
     @staticmethod
     def of(evaluator: Evaluator, chosen: Ints) -> UnitsInOrder:
-        """The units with the same signatures for each type of them.
+        """The units of a model in which all units of a type have the same signatures.
 
         Args:
             evaluator: evaluator of the problem.

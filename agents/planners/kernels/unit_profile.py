@@ -14,9 +14,10 @@ def states_of(parameters, settings, found):
     """`state_bytes` of many units, all kinds of state together.
 
     Args:
-        parameters: [4, n] parameters of each, without ZeRO and under it, and those of both that are frozen.
-        settings: those of a stage of ZeRO.
-        found: [n] written.
+        parameters: [4, n] for each unit the parameters that a rank holds without ZeRO, those that it holds under ZeRO,
+            the frozen ones of the former, and the frozen ones of the latter.
+        settings: the settings of the price under a ZeRO stage.
+        found: [n] bytes; written.
     """
     for i in range(found.shape[0]):
         every, frozen = (parameters[0, i], parameters[1, i]), (parameters[2, i], parameters[3, i])
@@ -29,9 +30,10 @@ def working_of(units, settings, found):
     """`working_bytes` of many units.
 
     Args:
-        units: [4, n] of each the workspace, the parameters, those that are frozen, and those that ZeRO shards.
-        settings: those of a stage of ZeRO.
-        found: [n] written.
+        units: [4, n] for each unit the bytes of its workspace, the parameters that a rank holds without ZeRO, the
+            frozen ones of these, and the parameters that it holds under ZeRO.
+        settings: the settings of the price under a ZeRO stage.
+        found: [n] bytes; written.
     """
     for i in range(found.shape[0]):
         found[i] = working_bytes(units[0, i], (units[1, i], units[1, i] - units[2, i], units[3, i]), settings)
