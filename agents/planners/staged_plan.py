@@ -1,9 +1,9 @@
-"""Staged plans: what a planner of the literature says of a plan, and how that becomes a plan of ours.
+"""Staged plans: the output of planners of the literature, and how it becomes a plan of AutoMAP.
 
-Such a planner divides the units of a model into stages and gives each of them a set of devices. All else has a default:
-every operator splits its batch over the devices of its stage, nothing is recomputed, the order is 1F1B. `search_staged`
-makes a Searcher of a planner. What it proposes is priced exactly, also where it lies outside the plan space, such as an
-explicit order of the micro-batches or a stage on devices that do not follow each other. Units: samples.
+Such a planner divides the units of a model into stages and gives each stage a set of devices. All else has a default:
+every operator splits its batch over the devices of its stage, nothing is recomputed, and the schedule is 1F1B.
+`search_staged` makes a `Searcher` of a planner. Its proposals are priced exactly, also those outside the plan space,
+such as an explicit order of the micro-batches or a stage whose devices are not consecutive. Units: samples.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class StageChoice:
     """One stage of a pipeline."""
 
     end: int
-    """Units of the model before the end of the stage."""
+    """Number of units of the model before the end of the stage."""
     devices: tuple[int, ...]
     """Numbers of its devices, in the order of its mesh."""
     tp: int = 1
@@ -40,15 +40,15 @@ class StageChoice:
     signatures: Ints | None = None
     """[operator rows, axes] signatures; None = `data_parallel`."""
     batch_shares: tuple[int, ...] | None = None
-    """Samples of a micro-batch for each index of the outer axis; None = as even as they go."""
+    """Samples of a micro-batch for each index of the outer axis; None = as even as possible."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StagedPlan:
-    """What a planner of the literature says of a plan."""
+    """A plan as planners of the literature decide it."""
 
     stages: tuple[StageChoice, ...]
-    """In dataflow order; with virtual stages a list of devices comes back."""
+    """In dataflow order; with virtual stages several stages have the same devices."""
     num_micro_batches: int
     """A divisor of the global batch."""
     schedule: str = "1f1b"
@@ -60,12 +60,12 @@ class StagedPlan:
 
 
 Planner = Callable[[Incumbent], Iterable[StagedPlan]]
-"""A planner of the literature: the plans that it proposes for the problem of an incumbent, in the order in which they
-are priced; it is asked for no more of them once the budget ends."""
+"""A planner of the literature: yields the plans that it proposes for the problem of an incumbent. Each is priced before
+the next one is asked for, until the budget ends."""
 
 
 def data_parallel(evaluator: Evaluator, num_axes: int) -> Ints:
-    """[operator rows, axes] signatures: the batch is split over the outermost axis, all is whole on the others."""
+    """[operator rows, axes] signatures that split the batch over the outermost axis and replicate over the others."""
     found = blank(evaluator, num_axes)
     for kind in range(evaluator.blocks.num_types):
         for offset, row in enumerate(evaluator.tables.rows(kind)):
@@ -111,9 +111,9 @@ def lower_staged(space: PlanSpace, plan: StagedPlan) -> LoweredPlan:
 
 
 def _chunks(space: PlanSpace, plan: StagedPlan) -> tuple[tuple[Segment, ...], ...]:
-    """The segments of each stage, one for each of its units, with their signatures and what they recompute."""
+    """The segments of each stage: one for each unit, with its signatures and its recomputation."""
     evaluator, units = space.evaluator, space.linkage.blocks.units
-    # Stages mostly share one array of signatures, which is sorted by unit types once.
+    # Most stages share one array of signatures, which is then divided by unit types only once.
     sorted_signatures: dict[int, Sequence[Ints]] = {}
     chunks, begin = [], 0
     for stage in plan.stages:
@@ -135,8 +135,8 @@ def _chunks(space: PlanSpace, plan: StagedPlan) -> tuple[tuple[Segment, ...], ..
 def search_staged(task: SearchTask, name: str, propose: Planner) -> SearchResult:
     """The best plan that a planner of the literature proposes; see `Searcher`.
 
-    Where none of its plans fits into memory, the best template is returned, as after every search that finds nothing;
-    the record's `searchers` then has no step time for the planner.
+    If none of its plans fits into memory, the best template is returned, as by every search that finds nothing. The
+    entry of the planner in the result's `searchers` then has no step time.
 
     Args:
         task: what to search.
@@ -169,8 +169,13 @@ def price_staged(incumbent: Incumbent, plans: Iterable[StagedPlan]) -> float:
 def fastest_staged(incumbent: Incumbent, plans: Iterable[StagedPlan], count: int) -> list[StagedPlan]:
     """The fastest of many plans, those that fit before the others, until the budget ends.
 
-    Plans that break the user's `hints.fix` are left out, so that they do not stand in the way of others. Each counts as
-    one evaluation; to become the plan of the search it has to be priced by `price_staged`, which verifies it.
+    Plans that do not obey the user's `hints.fix` are left out. Each plan counts as one evaluation, and is not verified:
+    to become the plan of the search it must be priced by `price_staged`.
+
+    Args:
+        incumbent: prices the plans.
+        plans: the plans.
+        count: number of plans to return.
     """
     found: list[tuple[bool, float, StagedPlan]] = []
     for plan in plans:
@@ -179,7 +184,7 @@ def fastest_staged(incumbent: Incumbent, plans: Iterable[StagedPlan], count: int
         if incumbent.left == 0 or (incumbent.left == 1 and found):
             break
         if incumbent.left == 1:
-            return [plan]  # The last evaluation is that of `price_staged`.
+            return [plan]  # `price_staged` needs the last evaluation.
         outcome = incumbent.space.evaluator.evaluate(lower_staged(incumbent.space, plan))
         incumbent.count(1)
         found.append((not outcome.fits, outcome.step_time_s, plan))
