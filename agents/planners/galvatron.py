@@ -1,17 +1,17 @@
 """Galvatron: a strategy for every layer by dynamic programming within memory, after Miao et al., "Galvatron: Efficient
 Transformer Training over Multiple GPUs Using Automatic Parallelism" (VLDB 2023, arXiv 2211.13878).
 
-As in its decision tree the pipeline comes first: stages of equally many devices, then the mesh of a stage. In a stage
-each layer chooses by itself whether the inner axis splits its weights (Megatron-LM, with or without sequence
-parallelism) or its batch, and whether it recomputes. The dynamic program goes through the layers and the memory that
-they may use (section 4, equation 5):
+As in its decision tree, the pipeline is decided first: stages with equally many devices, then the mesh of a stage. In a
+stage, each layer has its own strategy: whether the inner axis splits its weights (Megatron-LM, with or without sequence
+parallelism) or its batch, and whether it recomputes. C(l, e, s) is the least time of the first l layers of a stage
+within the memory e, where layer l has the strategy s (section 4, equation 5):
 
     C(l, e, s) = min over s' of C(l - 1, e - memory(l, s), s') + time(l, s) + conversion(l, s', s)
 
-Equal layers of a stage share a sharding, while each recomputes or not; so l counts kinds of layers, and a strategy of a
-kind says how many of its layers recompute. The layers are dealt to the stages by the fastest slowest stage, as in
-Galvatron-BMW. ZeRO has one stage for the plan; its stage, the mesh and the micro-batches come from the templates, one
-after the other. Units: seconds, bytes.
+Here equal layers of a stage have the same sharding, but each of them may recompute or not. So l counts kinds of layers,
+and the strategy of a kind includes how many of its layers recompute. Layers are divided among stages so that the
+slowest stage is as fast as possible, as in Galvatron-BMW. The ZeRO stage, the mesh and the number of micro-batches are
+those of the templates, one after the other. Units: seconds, bytes.
 """
 
 from __future__ import annotations
@@ -40,30 +40,30 @@ from automap.space.templates import megatron_signatures
 from ir.factors import BROADCAST, PARTIAL
 
 LEVELS = 128
-"""Number of equal parts in which the memory of a device is counted."""
+"""Number of equal parts in which the dynamic program counts the memory of a device."""
 MOST_COUNTS = 12
-"""Numbers of recomputed layers of one kind that are tried, at most."""
+"""Largest number of counts of recomputed layers that are tried for one kind of layer."""
 PATIENCE = 24
 """Meshes without a better plan after which the search ends (assumed)."""
 
 
 class Option(NamedTuple):
-    """What all layers of one kind in a stage may do."""
+    """One choice for all layers of one kind in a stage."""
 
     strategy: int
-    """Number of the sharding."""
+    """Number of their sharding."""
     mode: int
-    """Recompute mode of some of them."""
+    """Recompute mode of those that recompute."""
     recomputed: int
-    """So many of them, the first ones; the others recompute nothing."""
+    """How many of them recompute, the first ones; the others recompute nothing."""
     seconds: float
     """Time of all of them for one micro-batch."""
     level: int
-    """Parts of the memory that they use."""
+    """Memory that they use together, in parts of `LEVELS`."""
 
 
 def shardings(space: PlanSpace, shape: Shape) -> list[Strategy]:
-    """What the inner axis may do with a layer: split weights, sequence and weights, or the batch."""
+    """The shardings of a layer: the inner axis splits weights, weights and the sequence, or the batch."""
     ways = [(False, False)]
     if shape.tp > 1:
         splits = spread(shape.samples, shape.dp) // shape.dp % shape.tp == 0
@@ -124,21 +124,30 @@ class LayerChoice:
         return list(found.values())
 
     def _costs(self) -> list[SpanCosts]:
+        """The costs of the devices of the stage with each strategy."""
         return [self.table.spans(self.place, self.devices, strategy) for strategy in self.table.strategies]
 
     def _options(self, number: int, costs: SpanCosts, kind: Sequence[int], room: float) -> Iterator[Option]:
+        """The choices of a kind of layers with one sharding.
+
+        Args:
+            number: number of the sharding.
+            costs: costs of all units with it.
+            kind: the units of this kind.
+            room: bytes of memory of the stage.
+        """
         times, saved = (costs.forward_s + costs.backward_s)[:, kind], self.alive * costs.saved_bytes[:, kind]
         state, reduced = float(costs.unit_state_bytes[kind].sum()), float(costs.unit_reduce_s[kind].sum())
         legal = np.flatnonzero(costs.space.modes).tolist()
         counts = sorted({round(share * len(kind)) for share in np.linspace(0.0, 1.0, MOST_COUNTS + 1)})
         for mode, count in itertools.product(legal, counts):
-            # Of mode 0, "none", there is one option; the others are of layers some of which recompute.
+            # Mode 0 is "none" and has one option; with another mode at least one layer recomputes.
             if count == 0 if mode else count > 0:
                 continue
             if count < len(kind) and 0 not in legal:
                 continue
             seconds = float(times[mode, :count].sum() + times[0, count:].sum())
-            # What is alive while a layer is recomputed counts once for each kind of layer, which is a little too much.
+            # Slightly too high: the memory that recomputing a layer needs is added once for each kind of layer.
             used = float(saved[mode, :count].sum() + saved[0, count:].sum()) + state
             used += max(float((costs.needed_bytes[mode, kind] - costs.needed_bytes[0, kind]).max()), 0.0)
             level = int(np.ceil(used / room * LEVELS))
@@ -146,7 +155,8 @@ class LayerChoice:
                 yield Option(number, mode, count, seconds + reduced / self.table.num_micro_batches, level)
 
     def _conversions(self, before: Sequence[int], kind: Sequence[int]) -> Floats:
-        """[strategies, strategies] seconds by which the first layer of a kind is longer after another strategy."""
+        """[strategies, strategies] entry [i, j]: extra seconds of the first layer of a kind with strategy j if the
+        layer before it, of another kind, has strategy i."""
         space, table = self.table.space, self.table
         evaluator, strategies = space.evaluator, table.strategies
         found = np.zeros((len(strategies), len(strategies)))
@@ -169,7 +179,7 @@ class LayerChoice:
         return found
 
     def _write(self, kind: Sequence[int], option: Option, modes: list[str], chosen: Ints) -> None:
-        """Writes what a kind of layers does."""
+        """Writes an option of a kind of layers into the recompute modes and strategies of the units."""
         for unit in kind[: option.recomputed]:
             modes[unit - self.begin] = RECOMPUTE_MODES[option.mode]
         rows = self.table.space.evaluator.tables.rows(self.table.space.linkage.blocks.units[kind[0]].type)
@@ -183,15 +193,17 @@ def _segment(space: PlanSpace, unit: int, strategy: Strategy) -> Segment:
 
 
 def add_kind(worth: Floats, options: Sequence[Option], change: Floats) -> tuple[Floats, Ints, Ints]:
-    """Adds a kind of layers.
+    """One step of the dynamic program: adds a kind of layers.
 
     Args:
-        worth: [strategies, levels + 1] least seconds so far, by strategy of the last kind and memory used.
-        options: what the kind may do.
+        worth: [strategies, levels + 1] least seconds of the kinds so far, by the strategy of the last kind and the
+            memory used.
+        options: the choices for the new kind.
         change: [strategies, strategies] seconds of a conversion from one strategy to another.
 
     Returns:
-        The same with the kind; [strategies, levels + 1] number of the option, and strategy of the kind before.
+        `worth` with the new kind; and, both [strategies, levels + 1], the number of its option and the strategy of the
+        kind before it.
     """
     found = np.full_like(worth, np.inf)
     picked, came = np.zeros(worth.shape, dtype=np.int64), np.zeros(worth.shape, dtype=np.int64)
@@ -211,8 +223,12 @@ def add_kind(worth: Floats, options: Sequence[Option], change: Floats) -> tuple[
 
 
 def layered(space: PlanSpace, shape: Shape, zero: int) -> StagedPlan | None:
-    """The plan of a mesh: layers dealt to its stages, each with the strategies of `LayerChoice`; None where no stage
-    can hold its share, or where stages have unlike numbers of devices."""
+    """Galvatron's plan with a given shape and ZeRO stage.
+
+    Returns:
+        The plan; None where no division of the layers fits into memory, or where stages would have different numbers of
+        devices.
+    """
     if not space.meshes.is_even(shape):
         return None
     order, size = tuple(range(space.meshes.devices)), space.meshes.devices // shape.pp
