@@ -1,14 +1,16 @@
 """Piper: pipelines whose stages differ in data and tensor parallelism, after Tarnawski et al., "Piper: Multidimensional
 Planner for DNN Parallelization" (NeurIPS 2021).
 
-A dynamic program over what is left of the model, the devices and the stages (the paper's section 4) makes the slowest
-stage as fast as possible: its time per sample, which contains the reduction of its gradients and its transfers. Every
-stage chooses its number of devices, its degree of tensor parallelism, and whether it recomputes; it must have room for
-as many micro-batches as stages follow it, which the state of the dynamic program counts. Layers are those of our graph,
-a chain of units, so that the paper's sets of layers that are closed under predecessors are suffixes of it; a layer's
-tensor parallelism is Megatron-LM's, with or without sequence parallelism, and data parallelism may have two levels.
+A dynamic program over the remaining layers, devices and stages (the paper's section 4) makes the slowest stage as fast
+as possible. The time of a stage is per sample and contains the reduction of its gradients and its transfers. Every
+stage chooses its number of devices, its degree of tensor parallelism, and whether it recomputes. It must have memory
+for one micro-batch for each stage from itself to the last one, so the state of the dynamic program contains the number
+of these stages.
 
-The paper's users give the micro-batches; here they and ZeRO's stage come from the best templates, one pair after the
+The layers are the units of our graph, which form a chain; so the remaining layers are always a suffix of it (in the
+paper the graph may branch, and states are sets of layers that are closed under predecessors). The tensor parallelism of
+a layer is Megatron-LM's, with or without sequence parallelism, and data parallelism may have two levels. The paper's
+users give the number of micro-batches; here it and the ZeRO stage are those of the best templates, one pair after the
 other. Units: seconds, devices.
 """
 
@@ -34,15 +36,21 @@ from automap.arrays import Floats
 PATIENCE = 4
 """Pairs of micro-batches and ZeRO stage without a better plan after which the search ends (assumed)."""
 OFFERED = 2
-"""Partitions of each pair that are verified: of all numbers of stages the fastest at the exact price."""
+"""Number of partitions of each pair that are verified: the fastest ones at the exact price."""
 ORDERS = 2
 """Orders of the devices that are tried (assumed)."""
 
 
 def piper_partitions(table: StageTable, schedule: str = "1f1b") -> Iterator[Partition]:
-    """For every number of stages the partition with the fastest slowest stage under a schedule. Stages have any number
-    of devices; on more than `FEW_DEVICES` those of submeshes that tile the cluster, or where these are few, multiples
-    of a step."""
+    """The partitions whose slowest stage is fastest, one for every number of stages.
+
+    On up to `FEW_DEVICES` devices, a stage may have any number of them. On more, it has as many as a submesh that tiles
+    the cluster, or a multiple of a step if there are few such submeshes.
+
+    Args:
+        table: times of all stages.
+        schedule: the schedule, which says how many micro-batches a stage holds.
+    """
     layers, devices = table.space.num_units, len(table.order)
 
     def aligned_seconds(behind: int, place: int, size: int) -> Floats:
