@@ -8,13 +8,12 @@
 
        (1 + (4 S - 4) / M) x (M x the load of the slowest of S stages and channels) + the longest reduction of gradients
 
-   for M micro-batches. That factor is recalled, not read; it held in every random instance that was tried
-   (`benchmarks/spp_bound.py`).
+   seconds for M micro-batches. This factor is reconstructed, not copied from the paper; it held in every random
+   instance that was tried (`benchmarks/spp_bound.py`).
 
-The plan has an explicit order, unless the order turns out to be 1F1B. All numbers of micro-batches are tried. The
-body of the paper could not be read: formulas are reconstructed, so its tables are not claimed here. Our price holds a
-rank while it sends, so the schedule is listed again with the passes of the price, which contain the transfers.
-Units: seconds, bytes.
+The plan has an explicit order, unless this order is that of 1F1B. All numbers of micro-batches are tried. The body of
+the paper was not available, so formulas are reconstructed and no result of its tables is claimed. In our price a rank
+is occupied while it sends; so the final order is made for passes that contain the transfers. Units: seconds, bytes.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from automap.space.shape import divisors
 from automap.space.space import PlanSpace
 
 LISTED = 2
-"""Number of partitions whose schedules are listed for each number of micro-batches: those that are fastest in 1F1B."""
+"""Number of partitions that get an order by list scheduling, for each number of micro-batches: the fastest in 1F1B."""
 FIRST_COUNT = 32
 """Number of micro-batches that is tried first (assumed)."""
 MOST_ACTIONS = 20_000
@@ -57,7 +56,8 @@ def plans(incumbent: Incumbent, order: Order, num_micro_batches: int) -> Iterato
     devices = len(order)
 
     def divided() -> Iterator[StagedPlan]:
-        # Channels that work beside the stages, as in the paper; then stages that are held by them, as in our price.
+        # First with channels that work in parallel to the stages, as in the paper; then with transfers that occupy the
+        # stages, as in our price.
         table = None
         for holds in (False, True):
             table = StageTable(space, order, num_micro_batches, [plain], holds=holds, known=table)
@@ -75,9 +75,11 @@ def plans(incumbent: Incumbent, order: Order, num_micro_batches: int) -> Iterato
 
 
 def listed(space: PlanSpace, plan: StagedPlan) -> Iterator[StagedPlan]:
-    """A plan with the orders of list scheduling: with any number of micro-batches on their way, backward or forward
-    passes first, and with a few more than 1F1B has, for ranks whose memory is short. There are none where plans may not
-    run passes in any order."""
+    """A plan in the orders of list scheduling; none where the trainer cannot run passes in any order.
+
+    These are the orders with any number of micro-batches in flight, backward or forward passes first; and, for ranks
+    with little memory, orders with a few more micro-batches in flight than 1F1B.
+    """
     if len(plan.stages) == 1 or not space.problem.any_order:
         return
     count, micro_batches = len(plan.stages), plan.num_micro_batches
@@ -93,7 +95,7 @@ def listed(space: PlanSpace, plan: StagedPlan) -> Iterator[StagedPlan]:
 
 
 def passes(space: PlanSpace, plan: StagedPlan) -> Stages:
-    """The passes of a plan of one chunk a rank as the price has them: transfers are part of them."""
+    """The times of the stages of a plan with one chunk for each rank, as in the price: passes contain transfers."""
     program, times = space.evaluator.timeline(lower_staged(space, plan))
     first = program[:, A_MICRO_BATCH] == 0
     took: dict[int, Floats] = {}
@@ -129,9 +131,9 @@ def run_spp(incumbent: Incumbent) -> None:
 def planned(incumbent: Incumbent, counts: Sequence[int]) -> Iterator[tuple[float, StagedPlan]]:
     """Prices the plans for these numbers of micro-batches until the budget ends.
 
-    For the first number all orders of the devices are tried, and the best one goes on: minimum cuts like to cut off
-    single devices, so that the order of the numbers is better on many clusters (assumed to hold for other numbers of
-    micro-batches too).
+    All orders of the devices are tried with the first number, and the best order is used for the others (assumed to be
+    the best for these too). The order by minimum cuts is not always the best: such cuts often separate single devices,
+    so on many clusters the order of the devices' numbers is better.
 
     Yields:
         The step time of each plan, infinite where it does not fit, and the plan.
