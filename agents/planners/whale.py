@@ -1,13 +1,13 @@
 """Whale: hardware-aware load balance on devices of several kinds, after Jia et al., "Whale: Efficient Giant Model
 Training over Heterogeneous GPUs" (USENIX ATC 2022, arXiv 2011.09208, section 3.3).
 
-*Inside a stage* (algorithm 1): each device gets the share of the batch that its FLOP/s are of all FLOP/s. While a
-device lacks memory, samples go from the one that lacks most (the peak) to the one that is used least and has room (the
-valley); as printed, the peak is done with after one move, here it is looked at again.
+*Inside a stage* (algorithm 1): each device gets a share of the batch in proportion to its FLOP/s. While a device lacks
+memory, samples move from the device that lacks most (the peak) to the least used device with free memory (the valley).
+In the paper's listing a peak is left after one move; here it may be the peak again.
 
-*Between stages*: an earlier stage holds the activations of more micro-batches, so devices are sorted by memory, the
-largest first, and stages take them in this order. Then the layers are divided so that the stage with most FLOPs for its
-FLOP/s has as few as possible, and every stage has room.
+*Between stages*: an earlier stage holds the activations of more micro-batches. So devices are sorted by memory, the
+largest first, and stages take them in this order. Then the layers are divided so that every stage fits into memory and
+the largest quotient of a stage's FLOPs and its FLOP/s is as small as possible.
 
 Pipelines nest in data parallelism: with K devices and N stages each stage has K / N of them. Whale's users give the
 number of stages and of micro-batches; here all are tried. Units: samples, FLOP/s, bytes, seconds.
@@ -36,17 +36,17 @@ from automap.space.space import PlanSpace
 def balance(
     samples: int, flops_per_s: Sequence[float], room: Sequence[float], fixed: Sequence[float], each: Sequence[float]
 ) -> list[int] | None:
-    """Algorithm 1: samples of each device, at least one, in proportion to its speed as far as all have room.
+    """Algorithm 1: shares samples out in proportion to the speed of devices, as far as their memory allows.
 
     Args:
-        samples: to be shared out, at least as many as devices.
+        samples: number of samples, at least that of devices.
         flops_per_s: [devices] speed.
         room: [devices] bytes of memory.
-        fixed: [devices] bytes that do not depend on the samples.
-        each: [devices] bytes of a sample.
+        fixed: [devices] bytes that do not depend on the number of samples.
+        each: [devices] bytes of one sample.
 
     Returns:
-        [devices] samples, or None where they do not fit.
+        [devices] samples of each device, at least 1; None where they do not fit.
     """
     rate, space = np.array(flops_per_s), np.array(room)
     fits = np.floor((space - np.array(fixed)) / np.maximum(np.array(each), 1e-30)).clip(0, samples).astype(int)
@@ -54,8 +54,8 @@ def balance(
         return None
     wanted = samples * rate / rate.sum()
     found = np.maximum(np.floor(wanted), 1).astype(int)
-    # Samples that rounding leaves go to the devices that lack most of their share. Samples that bring small shares up
-    # to one come from the largest shares.
+    # After rounding down, the remaining samples go to the devices that are farthest below their share. Where shares
+    # below 1 were raised to 1, the surplus is taken from the largest shares.
     while found.sum() != samples:
         step = 1 if found.sum() < samples else -1
         behind = np.where((found > 1) | (step > 0), step * (wanted - found), -np.inf)
@@ -69,7 +69,7 @@ def balance(
         free = np.flatnonzero(found < fits)
         valley = int(min(free, key=lambda device: (found[device] / rate[device], used[device])))
         moved = min(found[peak] - fits[peak], fits[valley] - found[valley])
-        # One step of the valley at a time would be exact; half of what it lacks ends as evenly in fewer steps.
+        # Moving one sample at a time would be exact; half of what is missing ends nearly as evenly in fewer steps.
         moved = max(1, moved // 2)
         found[peak] -= moved
         found[valley] += moved
@@ -96,7 +96,7 @@ class Balance:
         )
 
     def costs(self, devices: Sequence[int], samples: int) -> SpanCosts:
-        """Costs of a stage on some devices, of which each has as many of the samples."""
+        """Costs of a stage on some devices, with equally many samples on each of them."""
         key = (tuple(devices), samples)
         if key not in self._costs:
             mesh = (len(devices), *[1] * (len(self.space.axes) - 1))
@@ -105,7 +105,15 @@ class Balance:
         return self._costs[key]
 
     def shares(self, devices: Sequence[int], samples: int, span: tuple[int, int], alive: int, mode: int) -> Ints | None:
-        """[devices] samples of a stage of units by algorithm 1; empty where the devices are alike and they divide."""
+        """[devices] samples of each device of a stage by algorithm 1; None where they do not fit.
+
+        Args:
+            devices: devices of the stage.
+            samples: samples of a micro-batch.
+            span: first unit of the stage, and one past its last.
+            alive: micro-batches in flight.
+            mode: number of the recompute mode of its units.
+        """
         cluster = self.space.problem.cluster
         kinds: dict[str, list[int]] = {}
         for device in devices:
@@ -132,7 +140,7 @@ class Balance:
         stages = [self.order[rank * size : (rank + 1) * size] for rank in range(count)]
         loads = []
         for rank, devices in enumerate(stages):
-            # The memory of the largest device decides here, shares inside the stage later.
+            # Here a span fits if the largest device has room for it; the shares inside the stage are found later.
             costs = self.costs(devices[:1], spread(samples, size) // size)
             fits = costs.used_bytes(min(count - rank, num_micro_batches))[mode] <= costs.capacity
             load = spans(self.flops) / sum(self.rate[device] for device in devices)
@@ -159,7 +167,8 @@ class Balance:
 
 
 def plans(incumbent: Incumbent) -> Iterator[StagedPlan]:
-    """Balanced plans of every number of stages and of micro-batches, without recomputation where that fits."""
+    """Balanced plans for every number of stages and of micro-batches, each with the lightest recomputation that
+    fits."""
     space = incumbent.space
     balance_of = Balance(space)
     counts = sorted({shape.num_micro_batches for shape in space.shapes})
