@@ -1,11 +1,11 @@
 """Aceso: iterative relief of bottlenecks, after Liu et al., "Aceso: Efficient Parallel DNN Training through Iterative
 Bottleneck Alleviation" (EuroSys 2024).
 
-The search begins at one balanced plan for each number of stages. In each iteration it finds the bottleneck: the rank
-that overflows memory most, else the slowest one. Primitives that relieve it are applied (the paper's table 1): units go
-to a neighbour, the rank has other devices, it or all ranks recompute more (where memory is short) or less (where time
-is), ZeRO's stage rises or falls, micro-batches are of half or twice the size, and a factor of two goes from one degree
-of parallelism to another.
+The search begins with one balanced plan for each number of stages. In each iteration it finds the bottleneck: the rank
+that overflows memory most, or the slowest rank if all fit. Primitives that relieve it are applied (the paper's table
+1): units move to a neighbouring rank; the rank gets more or fewer devices; it, or all ranks, recompute more (to save
+memory) or less (to save time); the ZeRO stage rises or falls; the size of micro-batches is halved or doubled; and a
+factor of two moves from one degree of parallelism to another.
 
 If no primitive gives a better plan, primitives are applied to the changed plans again, up to `MOST_HOPS` hops from the
 plan at hand (section 3.3), the most promising first. A better plan begins the next iteration. At the end the signatures
@@ -32,9 +32,9 @@ from automap.space.templates import megatron_signatures
 MOST_HOPS = 4
 """Largest number of primitives between a plan and the next better one; the paper uses 7, on a price that is cheaper."""
 WIDTH = 6
-"""Number of changed plans from which each further hop begins."""
+"""Number of the best changed plans from which each further hop begins."""
 MOVED = (1, 2, 4, 8)
-"""Numbers of units that a primitive moves from one rank to another, and of levels by which a rank recomputes more."""
+"""Numbers of units that a primitive moves to another rank, and of levels by which it changes recomputation."""
 
 
 class Primitives:
@@ -56,7 +56,7 @@ class Primitives:
         return [plan for plan in dict.fromkeys(repaired) if plan != values]
 
     def bottleneck(self, values: Values) -> tuple[int, bool]:
-        """The rank that holds a plan back, and whether it lacks memory; otherwise it lacks time."""
+        """The rank that limits a plan, and whether this is because it overflows memory; otherwise it is the slowest."""
         ranks = self.space.evaluator.evaluate(self.space.lowered(values)).ranks
         used = sum(ranks[name] for name in MEMORY)
         fullness = used / ranks["capacity_bytes"]
@@ -65,7 +65,7 @@ class Primitives:
         return int(ranks["end_s"].argmax()), False
 
     def _moved(self, values: Values, rank: int) -> Iterator[list[int]]:
-        """Units of the rank go to the rank before it or after it; the ends of the others stay."""
+        """Plans in which units of the rank move to the rank before or after it; the ends of the others stay."""
         space, shape = self.space, self.space.shape(values)
         if shape.pp == 1 or shape.virtual > 1:
             return
@@ -87,7 +87,7 @@ class Primitives:
                         yield row
 
     def _resized(self, values: Values, rank: int) -> Iterator[list[int]]:
-        """The rank has more devices, or fewer, at the expense of the last stage."""
+        """Plans in which devices move between the rank and the last stage."""
         space = self.space
         slots = space.slots[space.first.devices : space.first.shares]
         for number, slot in enumerate(slots):
@@ -97,7 +97,7 @@ class Primitives:
                     yield [*values[:at], size, *values[at + 1 :]]
 
     def _recomputed(self, values: Values, rank: int, *, more: bool) -> Iterator[list[int]]:
-        """The rank, or all ranks, recompute more or less."""
+        """Plans in which the rank, or all ranks, recompute more or less."""
         space, shape = self.space, self.space.shape(values)
         mine = space.first.recompute + rank
         every = range(space.first.recompute, space.first.recompute + shape.pp)
@@ -111,15 +111,15 @@ class Primitives:
             yield [level if at in every else value for at, value in enumerate(values)]
 
     def _sharded(self, values: Values, *, more: bool) -> Iterator[list[int]]:
-        """ZeRO has a higher or a lower stage."""
+        """Plans with a higher or a lower ZeRO stage."""
         at = self.space.first.zero
         for stage in np.flatnonzero(self.space.legal(values[:at])).tolist():
             if stage != values[at] and (stage > values[at]) == more:
                 yield [*values[:at], stage, *values[at + 1 :]]
 
     def _reshaped(self, values: Values) -> Iterator[list[int]]:
-        """Micro-batches of half or twice the size, other virtual stages, and a factor of two between two of the
-        degrees of parallelism; where the mesh changes, with Megatron-LM's signatures for it."""
+        """Plans with micro-batches of half or twice the size, with other virtual stages, or with a factor of two moved
+        from one degree of parallelism to another. If the mesh changes, they have Megatron-LM's signatures for it."""
         space, shape = self.space, self.space.shape(values)
         for other in space.shapes:
             same_mesh = (other.pp, other.tp, other.middle) == (shape.pp, shape.tp, shape.middle)
@@ -148,14 +148,14 @@ class Primitives:
 
 
 def _is_near(shape: Shape, other: Shape) -> bool:
-    """Whether one factor of two goes from one degree of parallelism to another."""
+    """Whether two shapes differ by one factor of two that moves from one degree of parallelism to another."""
     ratios = [other.pp / shape.pp, other.tp / shape.tp, other.middle / shape.middle, other.dp / shape.dp]
     changed = sorted(ratio for ratio in ratios if ratio != 1.0)
     return changed == [0.5, 2.0]
 
 
 def relieve(incumbent: Incumbent, primitives: Primitives, start: Values, seen: set[Values]) -> Values:
-    """Relieves bottlenecks of a plan until no better one is within `MOST_HOPS` primitives.
+    """Applies primitives to a plan until none of the plans within `MOST_HOPS` primitives is better.
 
     Args:
         incumbent: prices the plans, and says when the budget is spent.
@@ -164,7 +164,7 @@ def relieve(incumbent: Incumbent, primitives: Primitives, start: Values, seen: s
         seen: all plans priced so far, which are not priced again; new ones are added.
 
     Returns:
-        The last plan, whose signatures are then changed one by one as long as that makes it better.
+        The best plan found, after its signatures have been changed one by one as long as that gains.
     """
     space = incumbent.space
     best, ((seconds, overflow),) = start, incumbent.price([start]).tolist()
