@@ -1,9 +1,9 @@
-"""List scheduling: in which order the ranks of a pipeline run their micro-batches, by an event simulation.
+"""List scheduling: an event simulation that finds the order in which the ranks of a pipeline run their micro-batches.
 
-Ranks and the channels between them are resources that do one thing at a time and never wait while something is ready
-for them. A backward pass goes before a forward pass, and among equals the earlier micro-batch goes first: the task
-farthest along the chain of its micro-batch (SPP, Luo et al., INFOCOM 2022, arXiv 2204.10562; reconstructed from its
-abstract and from experiments).
+Ranks and the channels between them are resources. A resource runs one task at a time and never waits while a task is
+ready for it. Of several ready tasks, backward passes come before forward passes, and earlier micro-batches before later
+ones: the task that is farthest along the chain of its micro-batch (SPP, Luo et al., INFOCOM 2022, arXiv 2204.10562;
+reconstructed from its abstract and from experiments).
 
 A rank may be given a number of registers. A forward pass takes one, and the backward pass of its micro-batch returns
 it; without a free register no forward pass starts, so that a fast rank waits for the slow ones after it. This is the
@@ -150,7 +150,7 @@ class _Run:
                     self.start(at)
             if not self.events:
                 return
-            # All that ends at one moment is seen before anything starts, so that the order of equals decides nothing.
+            # All tasks that end at the same time are handled before any task starts, so their order does not matter.
             touched = set()
             self.now = self.events[0][0]
             while self.events and self.events[0][0] == self.now:
@@ -158,7 +158,7 @@ class _Run:
                 touched |= self.end(at, is_back)
 
     def start(self, at: int) -> None:
-        """Starts what a free resource does next, if a micro-batch waits for it."""
+        """Starts the next task of a free resource, if one is ready."""
         stage, is_stage = at // 2, at % 2 == 0
         is_full = is_stage and self.alive[stage] >= self.room[stage]
         can_go, can_return = self.onward[at].waits and not is_full, self.back[at].waits
