@@ -2,10 +2,10 @@
 (SOSP 2019, arXiv 1806.03377, section 3.1), as its released program computes it.
 
 Layers are divided into stages, and each stage is replicated on a number of workers, so that the slowest stage is as
-fast as possible. Where the model branches, stages end at states: sets of layers that hold all layers before each of
-their own. Bandwidth is flat, or has levels: a stage of an upper level is a machine, whose workers are divided among
-stages of their own. Replicas take micro-batches in turn, as in the paper; our plans divide every micro-batch among
-them, and are priced so. Units: seconds, bytes, workers.
+fast as possible. A stage ends at a *state*: a set of layers that contains all predecessors of each of its layers, so
+that models may branch. Bandwidth is flat or has levels: a worker of an upper level is a machine, whose own workers are
+again divided among stages. In the paper the replicas of a stage take micro-batches in turn; our plans divide every
+micro-batch among them, and are priced so. Units: seconds, bytes, workers.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from ir.errors import too_expensive
 from ir.profile_text import ProfiledLayer, topological_order
 
 MAX_STATES = 2_000
-"""Most states of a branching model (assumed): the work grows with their square, 5 s with 1,495 of them."""
+"""Largest number of states of a branching model (assumed): the time grows with its square, 5 s with 1,495 states."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class States:
-    """Where stages may end: state j is a set of layers with all layers before them, and the last state is the model."""
+    """Where stages may end: each state is a set of layers with all their predecessors; the last one is the whole
+    model."""
 
     seconds: Floats
     """[states] time of the forward and backward passes of the layers of each."""
@@ -44,15 +45,16 @@ class States:
     crossing_bytes: Floats
     """[states] what is sent from a stage that ends here to the next; zeros as in the released program."""
     before: Mask
-    """[states, states] whether the first one is a proper part of the second one; none is before itself or an earlier
-    one in the list, whose seconds rise."""
+    """[states, states] whether the first state is a proper subset of the second one. States are sorted by their
+    seconds, so this is true only for pairs in this order."""
 
     def spans(self, of_states: Floats, otherwise: float = 0.0) -> Floats:
-        """[states + 1, states] sums over what is in the second state and not in the first; row 0: over all of it.
+        """[states + 1, states] entry [i, j]: sum over the layers of state j that are not in state i - 1, or over all
+        layers of state j for i = 0.
 
         Args:
-            of_states: [states] sums over all of each.
-            otherwise: what stands where the first state is no part of the second.
+            of_states: [states] sums over all layers of each state.
+            otherwise: the entry where state i - 1 is not a subset of state j.
         """
         sums: Floats = of_states[None, :] - np.concatenate([[0.0], of_states])[:, None]
         sums[1:][~self.before] = otherwise
@@ -60,7 +62,9 @@ class States:
 
     @property
     def narrows(self) -> Mask:
-        """[states] whether a state is a part of each other one, or they of it: where the model does not branch."""
+        """[states] whether each other state is a subset or a superset of this one: a cut where the model does not
+        branch.
+        """
         either = self.before | self.before.T | np.eye(len(self.seconds), dtype=np.bool_)
         return np.asarray(either.all(axis=0), dtype=np.bool_)
 
@@ -76,7 +80,7 @@ class States:
 
 
 class Level(NamedTuple):
-    """Workers that are alike, or on upper levels machines of such workers."""
+    """One level of a hierarchy of workers: equal workers, or on upper levels equal machines of such workers."""
 
     workers: int
     """Number of workers."""
@@ -107,9 +111,9 @@ class Pipeline(NamedTuple):
 def states_of_layers(layers: Mapping[int, ProfiledLayer]) -> States:
     """The states of a profile, which PipeDream calls antichains.
 
-    A state grows by a layer that reads one of its layers, and by all layers before that: sources other than the first
-    join the stage of their first reader. As in the released program, a layer named Input... costs nothing, and a
-    `__getitem__` without readers is dropped.
+    From one state to the next, a layer is added that reads a layer of the state, together with all its predecessors. So
+    sources other than the first one are in the stage of their first reader. As in the released program, a layer named
+    Input... costs nothing, and a `__getitem__` without readers is dropped.
 
     Raises:
         ModelError: the layers form a cycle.
@@ -197,7 +201,7 @@ def best_pipeline(states: States, levels: Sequence[Level], memory_bytes: float =
     inside, limit_s = 1, math.inf
     narrows = states.narrows
     if len(levels) == 1 and not narrows.all():
-        # Cuts where the model does not branch give a limit, and what is slower need not be looked at.
+        # The best pipeline with cuts where the model does not branch is found first; slower ones are then skipped.
         limit_s = best_pipeline(states.only(narrows), levels, memory_bytes).seconds
     for number, level in enumerate(levels):
         rows = range(1) if number == len(levels) - 1 else range(len(inner))
@@ -242,14 +246,14 @@ class _Level:
         """
         sync = 4.0 * (replicas - 1) / replicas / self._level.bytes_per_s
         found: Floats = (self._inner[rows, ends] + sync * self._weights[rows, ends]) / replicas
-        # Versions that a worker holds: as many as there are micro-batches on their way after it (the released program
-        # counts none in the last stage).
+        # Weight versions that a worker holds: one for each micro-batch in flight between it and the end (the released
+        # program counts none for the last stage).
         if not math.isinf(self._memory_bytes):
             found[math.ceil(behind / replicas) * self._held[rows, ends] > self._memory_bytes] = np.inf
         return found
 
     def _send_s(self, replicas: int) -> Floats:
-        """[states] 2 a_i / (m B): seconds in which the activations of a cut and their gradients come in."""
+        """[states] 2 a_i / (m B): seconds to receive the activations of a cut and to send their gradients."""
         found: Floats = 2.0 * self._states.crossing_bytes / (self._level.bytes_per_s * replicas)
         return found
 
@@ -310,7 +314,8 @@ class _Level:
 def propose(incumbent: Incumbent) -> Iterator[StagedPlan]:
     """PipeDream's pipelines for each number of micro-batches, with flat and with hierarchical bandwidth.
 
-    Without weight versions the memory of the paper says nothing; recomputation is tried where plans do not fit.
+    Our plans keep one version of the weights, so the paper's limit of memory does not apply; plans that do not fit are
+    tried with recomputation.
     """
     space = incumbent.space
     problem = space.problem
@@ -338,7 +343,8 @@ def propose(incumbent: Incumbent) -> Iterator[StagedPlan]:
 
 
 def bandwidth_levels(incumbent: Incumbent) -> list[tuple[Level, ...]]:
-    """The cluster with flat bandwidth and, where it has several hosts of one size, with that of hosts and between."""
+    """The cluster as one level with a flat bandwidth; and, if all of its hosts have the same size, as two levels:
+    inside a host and between hosts."""
     cluster = incumbent.space.problem.cluster
     every = range(cluster.num_devices)
     flat = group_link(cluster, every).bytes_per_s
@@ -352,7 +358,12 @@ def bandwidth_levels(incumbent: Incumbent) -> list[tuple[Level, ...]]:
 
 
 def placed(stages: Sequence[Stage], levels: Sequence[Level]) -> list[tuple[int, ...]]:
-    """Devices of each stage: stages of one machine share out its workers, and so do those of the whole cluster."""
+    """The devices of each stage.
+
+    Args:
+        stages: the stages of a pipeline, whose replicas are counted for each level.
+        levels: the workers of each level, the innermost first.
+    """
     if len(levels) == 1:
         return consecutive([stage.replicas[0] for stage in stages], range(levels[0].workers))
     found, size, host, worker = [], levels[0].workers, 0, 0
