@@ -5,13 +5,14 @@ nodes if none can be eliminated, and ends with a greedy search. Here:
 
 1. Values that are in no optimum are left out (`automap.cost_graph.message_passing`; exact).
 2. `eliminate` removes the node whose removal makes the smallest table. The new table, over the neighbours of the node,
-   holds the least sums over its values. After all nodes are removed, the values are read back in reverse order. A node
-   with one neighbour is OneFlow's child elimination, one with two its node elimination, one with more its merging. A
-   repeated block has an edge to itself, which is a table over the values of its own nodes.
-3. If all remaining tables would be too large, nodes with many neighbours keep their values of the plan at hand. Then
-   each of them is freed in turn, until nothing gains. This is rare, and not exact.
-4. Memory: a Lagrange multiplier on the fullest ranks is bisected on a logarithmic scale until the plan just fits. Then
-   plans between the last two are tried, which differ in many nodes.
+   has the least sums over its values. After all nodes are removed, the values are read back in reverse order. To remove
+   a node with one neighbour is OneFlow's child elimination, with two its node elimination, with more its merging. The
+   edge from a repeated block to its next copy is a table over the values of the block's own nodes.
+3. If all remaining tables would be too large, nodes with many neighbours are held: they keep their values of the plan
+   at hand. Then each of them is freed in turn, until nothing gains. This is rare, and not exact.
+4. Memory: a Lagrange multiplier, the price of memory on the fullest ranks, is bisected on a logarithmic scale until the
+   plan just fits. The last plan that fits and the last one that does not may differ in many nodes, so plans between the
+   two are tried.
 
 The costs are linear at a plan. `agents.planners.skeletons` repeats: sensitivities at a plan, this solution, its exact
 price, new sensitivities. Units: seconds, bytes.
@@ -48,20 +49,20 @@ MOST_ENTRIES_IN_ALL = 1 << 26
 SMALLER = 4
 """Factor by which the largest table becomes smaller where all tables together are too many (assumed)."""
 MOST_VALUES = 24
-"""Largest number of values of a node that elimination is given, those with the least bounds: of 105 solves of seven
-models none ended at more than with 80, in a third of the time where experts are mixed."""
+"""Largest number of values of a node that elimination considers: those with the least lower bounds. With 80, none of
+105 solves of seven models ended better; with experts, 24 take a third of the time."""
 HELD_PASSES = 3
-"""Number of times at most that all held nodes are freed in turn."""
+"""Largest number of passes in which all held nodes are freed in turn."""
 PRICES = (0.01, 100.0)
 """Least and greatest price of a device's whole memory, in step times."""
 BISECTIONS = 4
 """Number of bisections of that price."""
 BETWEEN = 0.1
-"""Share of what is left of a budget in evaluations that the plans between two solutions take at most (assumed)."""
+"""Largest share of the rest of a budget in evaluations for the plans between two solutions (assumed)."""
 LEAST_SAVED = 1e-6
-"""Least change of memory that counts, as a share of a device's; less is divided by this."""
+"""Least change of memory, as a share of a device's, by which a change of time is divided."""
 FULLEST = 16.0
-"""Exponent by which fuller ranks weigh more in the price of memory."""
+"""Exponent of the fullness of a rank in its weight in the price of memory."""
 
 
 class Order(NamedTuple):
@@ -70,7 +71,7 @@ class Order(NamedTuple):
     steps: list[tuple[int, tuple[int, ...]]]
     """Nodes in their order, each with its neighbours at that time, ascending."""
     stuck: list[int]
-    """Nodes that have to be held, since tables would be too large otherwise."""
+    """Nodes that must keep a given value, since tables would be too large otherwise."""
     entries: int
     """Number of entries of all tables."""
 
@@ -80,9 +81,9 @@ def order_of(scalars: Scalars, held: Mapping[int, int], largest: int) -> Order:
 
     Args:
         scalars: the cost graph.
-        held: node -> its value.
-        largest: largest number of entries of a table. Where every table would be larger, the node with most neighbours
-            has to be held.
+        held: nodes that are not eliminated -> the value that they keep.
+        largest: largest number of entries of a table. If every table would be larger, the node with the most neighbours
+            is added to `Order.stuck`.
     """
     sizes = [len(costs) for costs in scalars.nodes]
     neighbours: dict[int, set[int]] = {n: {n} for n in range(len(sizes)) if n not in held}
@@ -96,7 +97,7 @@ def order_of(scalars: Scalars, held: Mapping[int, int], largest: int) -> Order:
     heapq.heapify(queue)
 
     def remove(node: int) -> None:
-        """Takes a node out, whose neighbours have got their other neighbours."""
+        """Removes a node; its neighbours have been connected with each other before."""
         del weight[node]
         for n in neighbours.pop(node) - {node}:
             neighbours[n].discard(node)
@@ -131,11 +132,11 @@ def eliminate(scalars: Scalars, held: Mapping[int, int], order: Order) -> Picked
     """
     sizes = [len(costs) for costs in scalars.nodes]
     tables: dict[tuple[int, ...], Floats] = {}
-    # The tables over each node, as keys in their order.
+    # For each node the keys of the tables that depend on it; a dictionary keeps their order.
     over: dict[int, dict[tuple[int, ...], None]] = {node: {} for node, _ in order.steps}
 
     def add(nodes: tuple[int, ...], table: Floats) -> None:
-        """Adds a table, to the table over the same nodes if there is one."""
+        """Adds a table over some nodes; tables over the same nodes are summed."""
         tables[nodes] = tables[nodes] + table if nodes in tables else table
         for n in nodes:
             over[n][nodes] = None
@@ -145,7 +146,7 @@ def eliminate(scalars: Scalars, held: Mapping[int, int], order: Order) -> Picked
             add(free, table[tuple(held.get(n, slice(None)) for n in around)])
     totals: list[Floats] = []
     for node, around in order.steps:
-        # The node's values are the first axis: along it the least sums of all others are taken side by side.
+        # The values of the node are the first axis, so that the minimum over them is fast.
         axes = (node, *around)
         total = scalars.nodes[node].reshape((-1,) + (1,) * len(around))
         for nodes in over.pop(node):
@@ -166,11 +167,11 @@ def eliminate(scalars: Scalars, held: Mapping[int, int], order: Order) -> Picked
 
 
 def minimum(scalars: Scalars, start: Sequence[int]) -> tuple[Picked, bool]:
-    """The least assignment that is found, and whether it is proven to be the least.
+    """The cheapest assignment that is found, and whether it is proven to be the cheapest.
 
     Args:
         scalars: the cost graph.
-        start: an assignment that gives the values of nodes which have to be held.
+        start: an assignment from which held nodes take their values.
     """
     fixed = {n: 0 for n, costs in enumerate(scalars.nodes) if len(costs) == 1}
     largest = LARGEST_TABLE
@@ -188,11 +189,11 @@ def minimum(scalars: Scalars, start: Sequence[int]) -> tuple[Picked, bool]:
     for _ in range(HELD_PASSES if held else 0):
         before = scalars.value(found)
         for n in (*held, -1):
-            # All held nodes but one keep their values; in the end all of them.
+            # All held nodes but n keep their values; in the last turn, n = -1, all of them.
             kept = {**fixed, **{m: found[m] for m in held if m != n}}
             order = order_of(scalars, kept, largest)
             if order.stuck:
-                # That makes a table too large: all nodes but this one keep their values.
+                # A table would be too large again: all other nodes keep their values.
                 kept = {m: v for m, v in enumerate(found) if m != n}
                 order = order_of(scalars, kept, largest)
             entries += order.entries
@@ -207,7 +208,7 @@ def minimum(scalars: Scalars, start: Sequence[int]) -> tuple[Picked, bool]:
 
 
 def solve(graph: CostGraph, weights: Floats, start: Sequence[int]) -> tuple[Picked, bool]:
-    """The least assignment of a skeleton's graph that is found, and whether it is proven to be the least.
+    """The cheapest assignment of a skeleton's graph that is found, and whether it is proven to be the cheapest.
 
     Args:
         graph: cost graph of the skeleton.
@@ -220,7 +221,7 @@ def solve(graph: CostGraph, weights: Floats, start: Sequence[int]) -> tuple[Pick
 
 
 def propose(point: Linearization) -> list[Candidate]:
-    """Prices the plans that elimination finds, first without and then with a price on memory."""
+    """Prices the plans that elimination finds: first without a price of memory; if that does not fit, with one."""
     graph = point.graph
     found = [point.price(solve(graph, point.time, point.picked)[0])]
     if found[0].overflow <= 0.0 or point.incumbent.finished:
@@ -243,11 +244,11 @@ def propose(point: Linearization) -> list[Candidate]:
 
 
 def _between(point: Linearization, found: Sequence[Candidate]) -> list[Candidate]:
-    """Plans between those on either side of the price at which a plan just fits.
+    """Plans between the best one that fits and the one with the least overflow.
 
-    From one to the other many nodes may change at once, and leave memory empty. So first the nodes of the plan that
-    does not fit change that save most memory for their seconds, then those of the best plan so far change back that
-    gain most.
+    These two may differ in many nodes, so that the plan that fits leaves memory unused. First, nodes of the plan that
+    does not fit take the values of the other one, those first that save most memory for each second. Then nodes of the
+    best plan so far change back, those first that gain most time.
     """
     fits, over = [one for one in found if one.overflow <= 0.0], [one for one in found if one.overflow > 0.0]
     if not fits or point.incumbent.finished:
@@ -259,8 +260,10 @@ def _between(point: Linearization, found: Sequence[Candidate]) -> list[Candidate
 
 
 def _on_the_way(point: Linearization, begin: Candidate, end: Candidate) -> list[Candidate]:
-    """Plans in which more and more nodes of one plan have the values of another one, at the best rate of seconds for
-    memory first; none where pricing them would take too much of the budget."""
+    """Plans in which more and more nodes of one plan take the values of another one; none if the budget is too short.
+
+    Nodes come in the order of the seconds that their change costs for the memory that it saves.
+    """
     graph, incumbent = point.graph, point.incumbent
     unlike = [n for n, (one, other) in enumerate(zip(begin.picked, end.picked, strict=True)) if one != other]
     if len(unlike) < 2 or (incumbent.left is not None and 2 * len(unlike) > BETWEEN * incumbent.left):
@@ -282,7 +285,10 @@ def _on_the_way(point: Linearization, begin: Candidate, end: Candidate) -> list[
 
 
 def worth_of_memory(at: Sensitivities) -> Floats:
-    """[ranks] worth of a byte on each rank, as a share of a device's memory; the fullest ranks weigh most."""
+    """[ranks] weight of a byte of memory on each rank; the fullest ranks weigh most.
+
+    The weights of all ranks, each multiplied by the memory of its device, add up to 1.
+    """
     fullness = (at.used / at.capacity) / (at.used / at.capacity).max()
     worth: Floats = fullness**FULLEST / (fullness**FULLEST).sum() / at.capacity
     return worth
