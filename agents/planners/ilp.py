@@ -7,10 +7,10 @@ graph of a skeleton (`automap.cost_graph.graph`), tables of three nodes included
 tight on trees: the variables of a table add up to those of each of its nodes. Memory is linear in the same variables,
 with the sensitivities of the plan at hand. HiGHS solves the program, with a limit on nodes and none on time.
 
-Values that no optimum takes are left out first: under any prices on memory, the price of a plan that fits is at most
-its time, so that a value all of whose assignments cost more than a known plan that fits is in no optimum. Where the
-exact memory is more than the linear one, the limit is lowered by the difference and the program is solved again.
-Units: seconds, bytes.
+Values that cannot be in an optimum are left out first. Add to the time of a plan a price for its memory, less the price
+of the memory that there is: for a plan that fits, this sum is at most its time. So a value is in no optimum if the sum
+is larger than the time of a known plan that fits in all assignments with this value. Where the exact memory is more
+than the linear one, the limit is lowered by the difference and the program is solved again. Units: seconds, bytes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ Ints = npt.NDArray[np.int64]
 NODE_LIMIT = 200
 """Largest number of nodes of HiGHS's branch and bound."""
 LARGEST_PROGRAM = 4_000
-"""Largest number of variables of a program; larger ones are left to the prices on memory."""
+"""Largest number of variables of a program that is solved; for larger ones the plans found with prices of memory
+stay."""
 GAP = 1e-6
 """Relative gap between bound and solution at which HiGHS ends."""
 CORRECTIONS = 3
@@ -50,11 +51,11 @@ def program(
     limits: Sequence[float],
     known: float = math.inf,
 ) -> Picked | None:
-    """The fastest assignment within all limits, or None where there is none or where the node limit came first.
+    """The fastest assignment within all limits; None where there is none or where the limit of nodes ended the search.
 
-    The relaxation is solved first: a variable whose reduced cost is more than what lies between its optimum and a known
-    assignment is 0 in all better ones (reduced-cost fixing). Without these HiGHS searches several times as fast, and
-    without its presolve twice as fast as with it.
+    The linear relaxation is solved first. A variable is 0 in every better assignment if its reduced cost is more than
+    the gap between the optimum of the relaxation and a known assignment (reduced-cost fixing). Without these variables
+    HiGHS is several times as fast, and without its presolve twice as fast again.
 
     Args:
         time: the cost graph in seconds.
@@ -62,7 +63,7 @@ def program(
         limits: [ranks] bytes.
         known: seconds of an assignment that fits, if there is one.
     """
-    # Slow to import, and needed by no search that solves no program: all of them import this module.
+    # Imported here because it is slow to import, and most searches that import this module solve no program.
     from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
     variables = _Variables(time, memory)
@@ -171,12 +172,12 @@ class _LinearMemory:
         return found
 
     def priced(self, seconds: float, start: Sequence[int]) -> Picked:
-        """The least of time plus memory, at a price of `seconds` for a device's whole memory."""
+        """The assignment with the least time plus price of memory, at `seconds` for a device's whole memory."""
         self._met.append(solve(self.graph, self._weights(seconds), start)[0])
         return self._met[-1]
 
     def best(self) -> Picked:
-        """The fastest assignment that fits, or, where that is none, the one at the highest price of memory."""
+        """The fastest assignment that fits, or, where none fits, the one found at the highest price of memory."""
         fastest = self.priced(0.0, self.point.picked)
         if self.fits(fastest):
             return fastest
@@ -196,8 +197,8 @@ class _LinearMemory:
     def _proven(self, seconds: float, known: Picked) -> Picked:
         """The solution of the program over the values that may be in an optimum.
 
-        The program over the values that some price has picked comes first: it is small, and the better the known
-        assignment is, the less may be in a better one.
+        A small program is solved first, over the values that were picked at some price of memory. The better the known
+        assignment, the more values can be left out of the second program.
 
         Args:
             seconds: price of a device's whole memory at which values are left out.
