@@ -1,12 +1,14 @@
 """A network that leaves out whole blocks as its samples or random numbers say, and what ranks do with it in tests."""
 
 import json
+import random
 from pathlib import Path
 
 import one_process
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
+import trainer_ranks
 from torch import nn
 
 from automap.export import plan_loader
@@ -88,6 +90,43 @@ def train(documents):
             losses.append(trainer.evaluate(*(x[trainer.rows] for x in batch(STEPS)))[0])
             found.append(losses)
     return found
+
+
+def train_split(documents):
+    """[plans] losses, calls of blocks in each step, and a weight that all ranks hold whole, of layers that are split.
+
+    Processes begin with random numbers of their own.
+    """
+    found = []
+    for document in documents:
+        gpt, called = trainer_ranks.build(), []
+        trainer_ranks.dropping(gpt, by_hand=False)
+        gpt.h.__class__ = LayerDrop
+        for block in gpt.h:
+            block.register_forward_pre_hook(lambda *unused, called=called: called.append(1))
+        random.seed(dist.get_rank())
+        trainer = parallelize(gpt, Plan.from_json(document), trainer_ranks.graph_of(""))
+        assert not trainer.why
+        optimizer, losses = optimizer_of(trainer.parameters()), []
+        for step in range(STEPS):
+            called.clear()
+            losses.append(trainer.step(*(x[trainer.rows] for x in trainer_ranks.batch(step))))
+            losses.append(float(len(called)))
+            optimizer.step()
+            optimizer.zero_grad()
+        norm = dict(trainer.module.named_parameters())["ln_f.weight"]
+        found.append([*losses, *norm.tolist()])
+    return found
+
+
+class LayerDrop(nn.Sequential):
+    """Layers of which half are left out, by Python's random numbers as in MusicGen."""
+
+    def forward(self, x):
+        for block in self:
+            if not self.training or random.uniform(0, 1) >= 0.5:
+                x = block(x)
+        return x
 
 
 def load(folder):

@@ -17,7 +17,8 @@ from torch.distributed.fsdp import FSDPModule
 
 from automap.errors import PlanError
 from automap.runtime.mesh_groups import Axis
-from automap.runtime.trainer.random_numbers import Draws, generators_of
+from automap.runtime.trainer.common_generators import generators_of
+from automap.runtime.trainer.random_numbers import Draws
 from automap.runtime.trainer.split_check import evaluating
 from ir.loss import class_dim_of
 

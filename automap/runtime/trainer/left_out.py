@@ -13,16 +13,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from automap.errors import PlanError
+from automap.runtime.trainer.common_generators import EXTREMES, all_are, begun_with
 from automap.runtime.trainer.module_tree import called_parts
 from automap.runtime.trainer.running_statistics import StatisticsKept
 from automap.runtime.trainer.training_graph import scores_of
-
-DRAWS = {torch.rand, torch.rand_like, torch.bernoulli, Tensor.uniform_, Tensor.bernoulli_}
-"""Functions whose numbers decide what code leaves out; the modules of dropout draw otherwise."""
 
 
 class Call(NamedTuple):
@@ -31,18 +28,6 @@ class Call(NamedTuple):
     path: str
     has_gradient: bool
     """Whether what it reads gets a gradient."""
-
-
-class _AllAre(TorchFunctionMode):
-    """Makes all random numbers between 0 and 1 equal."""
-
-    def __init__(self, number: float) -> None:
-        super().__init__()
-        self._number = number
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        return found.fill_(self._number) if func in DRAWS else found
 
 
 def order_of_blocks(
@@ -62,7 +47,7 @@ def order_of_blocks(
     Raises:
         PlanError: names the block.
     """
-    low, high = (_called(module, units, inputs, names, number) for number in (0.0, 1.0))
+    low, high = (_called(module, units, inputs, names, number) for number in EXTREMES)
     for path in units if are_all_needed else ():
         if any(path == call.path for call in low) != any(path == call.path for call in high):
             raise PlanError(
@@ -85,16 +70,15 @@ def _called(
     """The calls of blocks where all random numbers are the same; nothing of the network changes."""
     found: list[Call] = []
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    devices = {x.device for x in inputs if x.device.type != "cpu"}
     with contextlib.ExitStack() as stack:
         for path in units:
             for part in called_parts(module.get_submodule(path)):
                 hook = part.register_forward_pre_hook(functools.partial(_note, found, path), with_kwargs=True)
                 stack.callback(hook.remove)
-        stack.enter_context(torch.random.fork_rng(devices=list(devices)))
+        stack.enter_context(begun_with(0, inputs[0].device))
         stack.enter_context(StatisticsKept(module))
         stack.enter_context(torch.enable_grad())
-        stack.enter_context(_AllAre(number))
+        stack.enter_context(all_are(number))
         scores_of(module, inputs, names)
     for buffer, before in buffers:
         if not torch.equal(buffer, before):

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import random
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.fx
@@ -26,13 +24,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from automap.errors import PlanError
 from automap.runtime.mesh_groups import Axis
+from automap.runtime.trainer.common_generators import EXTREMES, all_are, begun_with, generators_of
 from automap.runtime.trainer.compiled_code import uncompiled
 from automap.runtime.trainer.running_statistics import StatisticsKept
 
 SEEDS = 2**62
 """The number of seeds that numbers are drawn with; each fits into 64 bits."""
-NUMPY_SEEDS = 2**32
-"""The number of seeds of numpy's common generator, as `numpy.random.seed` says."""
 
 
 class Draw(NamedTuple):
@@ -66,24 +63,16 @@ def alike(axis: Axis, device: torch.device) -> Iterator[None]:
     drawn = torch.randint(SEEDS, ()).to(device)
     if axis.group is not None:
         dist.broadcast(drawn, first, group=axis.group)
-    seed = int(drawn) + first
-    of_numpy, of_python = np.random.get_state(), random.getstate()
-    try:
-        with torch.random.fork_rng(devices=generators_of(device)):
-            torch.manual_seed(seed)
-            np.random.seed(seed % NUMPY_SEEDS)
-            random.seed(seed)
-            yield
-    finally:
-        np.random.set_state(of_numpy)
-        random.setstate(of_python)
+    with begun_with(int(drawn) + first, device):
+        yield
 
 
 def draws_of(module: nn.Module, run: Callable[[], object], *, training: bool = True) -> Draws:
     """What a network draws in training or in evaluation; it and all generators are afterwards as they were.
 
-    Two runs of a network on the same samples have the same numbers where they draw equally many, so that code which
-    decides by them decides alike.
+    It runs once with the least random numbers and once with the largest, so that blocks which code leaves out at random
+    run at least once. Of code that draws in both runs, the run counts in which it draws more often. All processes draw
+    the same numbers, so that code which decides by them decides alike.
 
     Args:
         module: a network.
@@ -93,8 +82,7 @@ def draws_of(module: nn.Module, run: Callable[[], object], *, training: bool = T
     Raises:
         PlanError: code draws from a generator that it gives.
     """
-    device, inside = next(module.parameters()).device, [""]
-    watching = Watching(device, inside)
+    device, inside, found = next(module.parameters()).device, [""], Draws()
 
     def enter(path: str, *unused: Any) -> None:
         inside.append(path)
@@ -108,14 +96,18 @@ def draws_of(module: nn.Module, run: Callable[[], object], *, training: bool = T
         hooks.append(child.register_forward_hook(leave, always_call=True))
     try:
         statistics = StatisticsKept(module.train(training))
-        with torch.random.fork_rng(devices=generators_of(device)), torch.no_grad(), statistics, watching:
-            run()
+        for number in EXTREMES:
+            watching = Watching(device, inside)
+            with begun_with(0, device), torch.no_grad(), statistics, all_are(number), watching:
+                run()
+            for path, draws in watching.draws.items():
+                found[path] = max(found.get(path, []), draws, key=len)
     finally:
         for hook in hooks:
             hook.remove()
         for child, was_training in before.items():
             child.training = was_training
-    for path, draws in watching.draws.items():
+    for path, draws in found.items():
         for draw in draws:
             if draw.has_generator:
                 raise PlanError(
@@ -124,7 +116,7 @@ def draws_of(module: nn.Module, run: Callable[[], object], *, training: bool = T
                     field=f"module.{path}".rstrip("."), value=type(module.get_submodule(path)).__name__,
                     repair="Leave out generator=. Numbers that are the same in all steps are a buffer of the module.",
                 )  # fmt: skip
-    return watching.draws
+    return found
 
 
 def draw_independently(module: nn.Module, whole: Draws, split: Draws, axis: Axis) -> None:
@@ -242,11 +234,6 @@ class _OfParts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with torch.random.fork_rng(devices=generators_of(self._device)):
             torch.manual_seed(seed + 1 + self._axis.index)
             return func(*args, **kwargs)
-
-
-def generators_of(device: torch.device) -> list[torch.device]:
-    """The devices beside the CPU whose generators a network draws from."""
-    return [device] if device.type == "cuda" else []
 
 
 def _line() -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import left_out_blocks
 import pytest
+import trainer_ranks
 from returning_ranks import returned
 from runtime_ranks import expert_plan, make_problem
 
@@ -30,6 +31,19 @@ def test_losses_are_those_of_one_process(tmp_path: Path) -> None:
             by_data, at_random = losses[2 * number : 2 * number + 2]
             assert by_data == pytest.approx(wanted, abs=1e-9), name
             assert all(0.0 < loss < 10.0 for loss in at_random), name
+
+
+@pytest.mark.slow
+def test_ranks_that_split_layers_leave_out_the_same_blocks(tmp_path: Path) -> None:
+    problem = make_problem(trainer_ranks.graph_of(""), 2, trainer_ranks.BATCH, {"fix": {"pp": 1}})
+    documents = [
+        expert_plan(problem, tp=2, recompute=recompute, sequence_parallel=parallel).to_json()
+        for recompute, parallel in (("none", True), ("full", False))
+    ]
+    one, two = returned(left_out_blocks.train_split, 2, tmp_path, documents)
+    assert one == two
+    calls = {called for found in one for called in found[1 : 2 * left_out_blocks.STEPS : 2]}
+    assert len(calls) > 1, "nothing was left out at random"
 
 
 @pytest.mark.slow
