@@ -6,14 +6,10 @@ sent to the process that learns.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import multiprocessing
-import os
-import signal
+import logging
 from collections import deque
-from collections.abc import Iterator
-from multiprocessing.pool import AsyncResult, Pool
+from collections.abc import Callable, Iterator
 from types import TracebackType
 
 import numpy as np
@@ -25,14 +21,14 @@ from agents.planners.promising import like_the_best
 from agents.planners.template_improvement import improve_templates
 from agents.sampling.expert import Grid, grid_of
 from agents.searcher import Budget
+from agents.worker_processes import ProcessKilled, WorkerProcesses
 from automap.errors import UserError
 from automap.space.space import PlanSpace
-from ir.lifetime import die_with_parent
 
+LOG = logging.getLogger(__name__)
 AHEAD = 4
-"""Number of problems that each process prepares ahead of those asked for: some take ten times as long as others."""
-PATIENCE_S = 120.0
-"""Seconds that are waited for a problem; the slowest take 20 (assumed, as is the number above)."""
+"""Number of problems that each process prepares ahead of those asked for (assumed): some take ten times as long as
+others."""
 
 
 def opened(space: PlanSpace) -> Grid:
@@ -55,13 +51,12 @@ class Preparation:
     """
 
     def __init__(self, processes: int) -> None:
-        """Starts the processes."""
-        self._ahead = AHEAD * processes
+        """Takes the number of processes; they start when the first problems are asked for."""
+        self._processes = processes
         self._kept: dict[int, Grid] = {}
-        self._pool: Pool | None = None
-        if processes:
-            context = multiprocessing.get_context("spawn")
-            self._pool = context.Pool(processes, _begin, (os.getpid(),))
+        self._workers = WorkerProcesses(processes) if processes else None
+        self._is_useful = False
+        """Whether these processes have prepared a problem."""
 
     def __enter__(self) -> Preparation:
         return self
@@ -69,8 +64,8 @@ class Preparation:
     def __exit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._pool is not None:
-            self._pool.terminate()
+        if self._workers is not None:
+            self._workers.end()
 
     def in_order(self, seeds: Iterator[int]) -> Iterator[int]:
         """The same seeds, each once its problem is prepared.
@@ -78,21 +73,43 @@ class Preparation:
         Args:
             seeds: seeds of the problems; some more are taken from it than are asked for.
         """
-        waiting: deque[tuple[int, AsyncResult[Grid | None] | None]] = deque()
+        waiting: deque[tuple[int, Callable[[], Grid | None] | None]] = deque()
         while True:
-            for seed in itertools.islice(seeds, max(1, self._ahead) - len(waiting)):
-                is_new = self._pool is not None and seed not in self._kept
-                waiting.append((seed, self._pool.apply_async(_prepare, (seed,)) if is_new and self._pool else None))
+            for seed in itertools.islice(seeds, max(1, AHEAD * self._processes) - len(waiting)):
+                waiting.append((seed, self._begun(seed)))
             if not waiting:
                 return
             seed, result = waiting.popleft()
             if result is not None:
-                # What a process that was killed has begun never comes; then it is found when it is asked for.
-                with contextlib.suppress(multiprocessing.TimeoutError):
-                    found = result.get(PATIENCE_S)
+                try:
+                    found = result()
+                except ProcessKilled:
+                    # What the processes had begun never comes; it is found when it is asked for.
+                    self._replace()
+                else:
+                    self._is_useful = True
                     if found is not None:
                         self._keep(seed, found)
             yield seed
+
+    def _begun(self, seed: int) -> Callable[[], Grid | None] | None:
+        """Waits for the problem of a seed, which another process begins to prepare; None where none does."""
+        if self._workers is None or seed in self._kept:
+            return None
+        try:
+            return self._workers.begin(_prepare, seed)
+        except ProcessKilled:
+            self._replace()
+            return None
+
+    def _replace(self) -> None:
+        """Starts other processes in place of those that were lost, unless these were of no use."""
+        if self._workers is None or not self._workers.is_lost:
+            return
+        self._workers.end()
+        LOG.warning("a process that prepared problems was killed%s", "" if self._is_useful else ": no other is started")
+        self._workers = WorkerProcesses(self._processes) if self._is_useful else None
+        self._is_useful = False
 
     def known(self, seed: int, space: PlanSpace) -> Grid:
         """What is known of the problem of a seed, see `known_at_first`."""
@@ -104,12 +121,6 @@ class Preparation:
     def _keep(self, seed: int, found: Grid) -> None:
         # Decisions have few values: mostly one byte is enough for each.
         self._kept[seed] = Grid(found.values.astype(np.min_scalar_type(int(found.values.max()))), found.prices)
-
-
-def _begin(parent: int) -> None:
-    """Prepares a process, which ends with its parent."""
-    die_with_parent(signal.SIGKILL, parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _prepare(seed: int) -> Grid | None:

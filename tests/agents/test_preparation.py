@@ -1,6 +1,8 @@
 """Problems that other processes prepare are the same as those that are prepared when they are asked for."""
 
 import itertools
+import os
+import signal
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +15,7 @@ from agents.learning.lessons import fastest_s, lessons
 from agents.learning.preparation import Preparation
 from agents.learning.problems import generate
 from agents.sampling.expert import grid_of
+from agents.worker_processes import WorkerProcesses
 from automap.space.space import PlanSpace
 
 SEEDS = (9, 10, 17)
@@ -36,12 +39,32 @@ def test_problems_come_in_order_and_prepared(monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_a_process_never_returns_is_found_when_it_is_asked_for(monkeypatch):
-    monkeypatch.setattr(preparation, "PATIENCE_S", 0.0)
+def test_where_processes_are_killed_at_once_problems_are_found_when_they_are_asked_for(monkeypatch, caplog):
+    def killed(count):
+        return WorkerProcesses(count, signal.raise_signal, signal.SIGKILL)
+
+    monkeypatch.setattr(preparation, "WorkerProcesses", killed)
     with Preparation(1) as others:
         assert list(others.in_order(iter(SEEDS))) == list(SEEDS)
         space = PlanSpace(generate(10).problem)
         assert fastest_s(others.known(10, space)) <= fastest_s(grid_of(space))
+    assert [record.getMessage() for record in caplog.records] == [
+        "a process that prepared problems was killed: no other is started"
+    ]
+
+
+@pytest.mark.slow
+def test_processes_that_are_killed_in_between_are_replaced(monkeypatch, caplog):
+    """What they had begun is found when it is asked for, and what comes later is prepared again."""
+    monkeypatch.setattr(preparation, "AHEAD", 1)
+    with Preparation(1) as others:
+        order = others.in_order(iter(SEEDS))
+        assert next(order) == SEEDS[0]
+        (process,) = others._workers._executor._processes
+        os.kill(process, signal.SIGKILL)
+        assert tuple(order) == SEEDS[1:]
+        assert sorted(others._kept) == [SEEDS[0], SEEDS[2]]
+    assert [record.getMessage() for record in caplog.records] == ["a process that prepared problems was killed"]
 
 
 def test_without_processes_problems_are_prepared_once(monkeypatch):

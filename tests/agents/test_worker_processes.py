@@ -45,3 +45,24 @@ def test_tasks_under_way_are_not_waited_for():
         for _ in workers.each(time.sleep, [0, 600, 600, 600]):
             raise KeyboardInterrupt
     assert time.monotonic() - began < 300
+
+
+def test_tasks_that_are_begun_one_by_one():
+    with WorkerProcesses(1) as workers:
+        first, killed = workers.begin(abs, -3), workers.begin(signal.raise_signal, signal.SIGKILL)
+        assert first() == 3
+        with pytest.raises(ProcessKilled):
+            killed()
+        assert workers.is_lost
+        with pytest.raises(ProcessKilled):
+            workers.begin(abs, 1)
+
+
+def test_what_is_ended_is_not_waited_for():
+    began = time.monotonic()
+    with WorkerProcesses(1) as workers:
+        waits = workers.begin(time.sleep, 600)
+        workers.end()
+        with pytest.raises(ProcessKilled):
+            waits()
+    assert time.monotonic() - began < 300
