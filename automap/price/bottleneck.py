@@ -25,7 +25,7 @@ WORTH = 0.005
 
 @dataclass(frozen=True, kw_only=True)
 class BottleneckUnit:
-    """Equal units in equal surroundings on the busiest rank."""
+    """Units of the busiest rank that are equal and have equal costs."""
 
     segment: Segment
     """Operators of one of them."""
@@ -34,25 +34,25 @@ class BottleneckUnit:
     cost: Record
     """Cost of one of them for one micro-batch, see `UnitCostRow`."""
     times: int
-    """How many there are."""
+    """Number of these units."""
     sends: bool
-    """Whether one of them ends a chunk and sends on."""
+    """Whether one of them ends a chunk, so that its result is sent to another rank."""
 
 
 class Bottleneck:
-    """A plan as seen from its busiest rank.
+    """The busiest pipeline rank of a plan.
 
     Attributes:
         lowered: the plan.
         evaluator: evaluator of its problem.
-        outcome: what the evaluator made of the plan.
+        outcome: time and memory of the plan, by the evaluator.
         rank: the busiest pipeline rank.
         result: its row of `RankCostRow`.
         stage: its devices.
         samples: samples of a micro-batch that it is priced with.
         settings: see `SettingsRow`.
         micro_batches: micro-batches of a step.
-        units: its units, equal ones once.
+        units: its units, one entry for all equal ones.
     """
 
     def __init__(self, lowered: LoweredPlan, evaluator: Evaluator, outcome: Outcome) -> None:
@@ -92,7 +92,12 @@ class Bottleneck:
         return self.evaluator.unit_cost(segment, incoming, self.lowered.stages[self.rank], self._workspace)
 
     def total(self, *fields: str, index: int | None = None) -> float:
-        """Sum of fields of the unit costs over a micro-batch; of arrays the number at `index`."""
+        """Sum of fields of `UnitCostRow` over all units of the rank, for one micro-batch.
+
+        Args:
+            fields: names of the fields.
+            index: element of the fields that is added up, if they are arrays.
+        """
         return sum(
             unit.times * float(unit.cost[name] if index is None else unit.cost[name][index])
             for unit in self.units
@@ -112,7 +117,7 @@ class Bottleneck:
         return self._once("gathered", axis) - self._once("gathered_frozen", axis)
 
     def _once(self, name: str, axis: int) -> float:
-        """Sum of a field of the units' parameters over an axis; a parameter that two units read counts once."""
+        """Sum of a field of the units at an axis, where a parameter that two units read counts once."""
         elements = self.total(name, index=axis)
         for tie in self.evaluator.tied.rows(self.lowered):
             if tie.rank == tie.other_rank == self.rank:
@@ -120,7 +125,7 @@ class Bottleneck:
         return elements
 
     def where(self, axis: int) -> str:
-        """The group of an axis and its link."""
+        """Text that names an axis, its ranks and their link; the caller adds a rate and closes the parenthesis."""
         problem, stage = self.evaluator.problem, self.stage
         cluster = problem.cluster
         grid = np.array(stage.devices).reshape([int(s) for s in stage.axes])
@@ -133,7 +138,12 @@ class Bottleneck:
         return f"{self.lowered.axes[axis]} ({link.size} ranks {hosts}, {over}"
 
     def gain(self, lowered: LoweredPlan | None, what: str) -> str:
-        """A sentence that says what a change saves; empty where it does not help, or was said before."""
+        """A sentence about the time that a change of the plan saves; empty where it does not help or was named before.
+
+        Args:
+            lowered: the changed plan, or None if the change is not possible.
+            what: the change, as the subject of the sentence.
+        """
         if lowered is None or what in self._said:
             return ""
         self._said.add(what)
@@ -150,7 +160,8 @@ class Bottleneck:
         return f" {what} would make the step {in_seconds(outcome.step_time_s)}, {saved:.1%} less."
 
     def batches(self, factor: float) -> LoweredPlan | None:
-        """The same plan with `factor` times as many micro-batches; None where they do not divide, or into shares."""
+        """The same plan with `factor` times as many micro-batches; None where the samples do not divide, or where
+        devices have unequal shares of them."""
         lowered = self.lowered
         count, samples = lowered.num_micro_batches * factor, lowered.samples / factor
         ranks = len(lowered.layout.stages)
@@ -175,7 +186,7 @@ class Bottleneck:
         return lowered
 
     def without_recomputation(self) -> LoweredPlan:
-        """The same plan that keeps all activations."""
+        """The same plan without recomputation."""
         chunks = tuple(
             tuple(replace(s, recomputed=np.zeros_like(s.recomputed)) for s in segments)
             for segments in self.lowered.chunks
@@ -184,7 +195,7 @@ class Bottleneck:
 
 
 def in_seconds(value: float) -> str:
-    """Seconds as text, in the unit that suits them."""
+    """Seconds as text, in s, ms or us by their size."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if value >= size:
             return f"{value / size:.3g} {unit}" if value < 1000.0 * size else f"{value / size:,.0f} {unit}"
@@ -192,7 +203,7 @@ def in_seconds(value: float) -> str:
 
 
 def in_bytes(value: float) -> str:
-    """Bytes as text, in the unit that suits them."""
+    """Bytes as text, in TB, GB, MB or kB by their size."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if value >= size:
             return f"{value / size:.3g} {unit}"

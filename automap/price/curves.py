@@ -34,21 +34,21 @@ def shared(name: str) -> float:
 
 
 def constant(name: str, cluster: Cluster) -> float:
-    """A constant that the cluster measured of itself, else the shared one."""
+    """A constant as measured on the cluster by `automap profile`, if it was; else the shared one."""
     own = None if cluster.constants is None else getattr(cluster.constants, name)
     return shared(name) if own is None else float(own)
 
 
 @functools.cache
 def _published(kind: str) -> Mapping[str, GemmCurve]:
-    """Curves of products of a kind of device that has a data file, by precision."""
+    """Curves of matrix products of a kind of device that has a data file, by precision."""
     found = published_curves("gemm")[kind]
     return {name: from_json(GemmCurve, curve, path=f"gemm.{kind}.{name}") for name, curve in found.items()}
 
 
 @functools.cache
 def _published_attention(kind: str) -> AttentionCurve:
-    """The curve of fused attention on a kind of device; those without one have that of the kind that came before."""
+    """The curve of fused attention on a kind of device; that of the A100 where it has none."""
     curves = published_curves("attention")
     kind = kind if kind in curves else "A100"
     return from_json(AttentionCurve, curves[kind], path=f"attention.{kind}")
@@ -71,10 +71,10 @@ def is_measured(device: Device) -> bool:
 
 
 def transfer_error(devices: Iterable[Device]) -> float:
-    """By how much kernels of these devices are off because those of other kinds price them, as a share of their time.
+    """Error of the predicted kernels of devices whose own kernels were not measured, as a share of their time.
 
-    That of the device that is least sure. Nothing is known of the kernels of a device without a data file, so it is
-    taken for one of another vendor until `automap profile` measures it.
+    Of several devices it is the largest error. A device without a data file counts as one of another vendor, since
+    nothing is known of its kernels, until `automap profile` measures it.
     """
     found = {"own" if is_measured(device) else kernels_of().get(device.name, "foreign") for device in devices}
     least_sure = max(found, key=KERNELS.index)
@@ -88,7 +88,8 @@ def gemm_curve(device: Device, precision: str, *, scaling: str = "tensor") -> Re
         device: the rates are its own, at its sustained clock.
         precision: precision of the operands. In fp32, and in tf32 where that is no faster, the plain cores reach nearly
             all of their peak. mxfp8 and nvfp4 run the kernels measured in fp8; nvfp4 faster by `nvfp4_speedup`.
-        scaling: granularity of fp8's scales, `tensor` or `row`: a row's scales take `row_scaled_rate` of the rate.
+        scaling: granularity of fp8's scales, `tensor` or `row`; products with one scale for each row run at the share
+            `row_scaled_rate` of the rate.
 
     Raises:
         ClusterError: the device has no such precision.
@@ -114,7 +115,8 @@ def gemm_curve(device: Device, precision: str, *, scaling: str = "tensor") -> Re
 def tensor_speedup(device: Device, precision: str) -> float:
     """Rate of large products on tensor cores over that of plain cores in fp32.
 
-    Infinite where nothing is known of the plain cores: the device states no fp32, or measured its own products.
+    Infinite where the rate of the plain cores is not known: the device states no fp32 rate, or its own products were
+    measured.
     """
     plain = device.peak_TFLOPs.get("fp32")
     if plain is None or device.kernels is not None:
@@ -124,7 +126,7 @@ def tensor_speedup(device: Device, precision: str) -> float:
 
 
 def _gemm_record(device: Device, curve: GemmCurve, flops_per_s: float) -> Record:
-    """The record of a curve on a device, at this rate of large products."""
+    """The record of a curve on a device whose large products reach `flops_per_s`."""
     bandwidth = device.hbm_bandwidth_GBps * 1e9
     return record_of(
         GemmCurveRow(
@@ -160,7 +162,7 @@ class ConvolutionRates(NamedTuple):
 def convolution_rates(device: Device, precision: str) -> ConvolutionRates:
     """The rates of convolutions on a device.
 
-    One that measured its own products runs all convolutions at their rate, for nothing else is known of it.
+    If the device's own products were measured, all convolutions run at their rate, since nothing else is known of it.
     """
     if device.kernels is not None:
         products = np.full(3, float(gemm_curve(device, precision).flops_per_s))
@@ -180,10 +182,10 @@ def convolution_rates(device: Device, precision: str) -> ConvolutionRates:
 def _attention_flops(device: Device, precision: str, curve: AttentionCurve) -> float:
     """FLOP/s of large fused attention, at the clock of the datasheet.
 
-    It was measured in the first of `GENERAL` that the device has. In another precision its products take as much longer
-    as the peaks differ, and what it does beside them, such as exponentials, takes the same time (assumed). Operands of
-    four bytes run without tensor cores, also where other products use TF32: PyTorch's kernel reaches 28 to 47 TFLOP/s
-    in both on an H200 (benchmarks/results/gpu_kernels-2026-11-27.txt).
+    It was measured in the first precision of `GENERAL` that the device has. In another precision, its products take
+    time in inverse proportion to the peaks, and its other work, such as exponentials, takes the same time (assumed).
+    Operands of four bytes run without tensor cores, also where other products use TF32: PyTorch's kernel reaches 28 to
+    47 TFLOP/s in both on an H200 (benchmarks/results/gpu_kernels-2026-11-27.txt).
     """
     precision = "fp32" if precision == "tf32" else precision
     measured = device.flops(next(general for general in GENERAL if general in device.peak_TFLOPs))
@@ -197,13 +199,13 @@ def attention_curve(device: Device, precision: str, *, rate: float, portable: bo
 
     Args:
         device: the rates are its own, at its sustained clock.
-        precision: in which the kernel computes.
+        precision: precision of the kernel.
         rate: rate of the trainer's kernel over that of the measured one.
-        portable: whether the trainer's kernel is written for all devices (FlashAttention 2, Triton) and uses none of
-            the instructions that came with this one.
+        portable: whether the trainer's kernel is written for all devices (FlashAttention 2, Triton) and does not use
+            the newest instructions of this device.
     """
     if device.kernels is not None:
-        # What ran is what was measured.
+        # The device's own kernel was measured, so the factors for other kernels do not apply.
         found, rate = device.kernels.attention, 1.0
     else:
         found = _published_attention(device.curves_of)

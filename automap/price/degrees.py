@@ -1,8 +1,8 @@
-"""Degrees of parallelism of a plan, read from what operators do on the mesh axes, whatever these are called.
+"""Degrees of parallelism of a plan, read from the signatures of operators and not from the names of mesh axes.
 
-The use of an axis is what the operators that do most of the arithmetic on it split: their batch, weights, the sequence,
-another dim of activations, or nothing. Experts are looked at by themselves: the axis that spreads them is used for
-something else by all other operators. Counts FLOPs and prices nothing.
+An axis is named after the dims that operators with most of the FLOPs split over it: their batch, weights, the sequence,
+another dim of activations, or none. Experts are looked at separately, since operators that are no experts use the same
+axis for something else. This module counts FLOPs and prices nothing.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ EXPERT_KINDS = (DISPATCH, PRODUCT, COMBINE)
 """Kinds of operators that work on the slots of experts."""
 
 _Split = Literal["batch", "weights", "positions", "heads", "sequence", "experts", "nothing"]
-"""What one operator splits on an axis. `positions`: a dim of activations, with whole weights; `sequence`: positions of
-queries or keys in the core of attention; `heads`: any other dim there."""
+"""What one operator splits on an axis. `positions`: a dim of activations, while weights are whole; `sequence`:
+positions of queries or keys in the core of attention; `heads`: any other dim in the core of attention."""
 
 
 def degrees_of(lowered: LoweredPlan, evaluator: Evaluator) -> tuple[Degrees, ...]:
     """The degrees of every stage of a plan; one for all if they are alike."""
     every = [segment for segments in lowered.chunks for segment in segments]
     whole = [_amounts(evaluator, every, axis) for axis in range(len(lowered.axes))]
-    # Without any arithmetic, as in a measured profile, operators are counted.
+    # If no operator has FLOPs, as in a measured profile, operators are counted.
     whole = [some or _amounts(evaluator, every, axis, count=True) for axis, some in enumerate(whole)]
     along = [_splits_sequence(evaluator, every, axis) for axis in range(len(lowered.axes))]
     found = [_of_stage(lowered, evaluator, number, whole, along) for number in range(len(lowered.chunks))]
@@ -44,7 +44,7 @@ def degrees_of(lowered: LoweredPlan, evaluator: Evaluator) -> tuple[Degrees, ...
 def sequence_length(graph: Graph) -> int | None:
     """Tokens of a sample: the second dim of the first integer data input, or None without one.
 
-    Numbers of categories that are read one by one, as a recommender's, are no tokens.
+    Category numbers of a recommender, which are read column by column, are no tokens.
     """
     for tensor in graph.tensors.values():
         is_tokens = tensor.role == "input" and tensor.dtype.startswith("int") and tensor.name != "labels"
@@ -62,14 +62,14 @@ def _of_stage(
     """The degrees of one stage.
 
     Args:
-        whole: [axes] amounts of the whole model.
-        along: [axes] whether its normalisations split positions.
+        whole: [axes] FLOPs of the whole model, see `_amounts`.
+        along: [axes] whether most normalisations of the model split positions.
     """
     ranks = len(lowered.layout.stages)
     sizes = dict(zip(lowered.axes, lowered.layout.stages[number % ranks].axes.tolist(), strict=True))
     live = [axis for axis, name in enumerate(lowered.axes) if sizes[name] > 1]
     uses: dict[str, AxisUse] = {}
-    # Layers tell what a stage does: an embedding or a head alone may be whole where layers are split.
+    # The layers decide, since an embedding or a head may be whole where layers are split.
     types = Counter(unit.type for unit in evaluator.blocks.units)
     layers = [s for s in lowered.chunks[number] if types[evaluator.blocks.units[s.unit].type] > 1]
     for axis in live:
@@ -94,9 +94,11 @@ def _of_stage(
 
 
 def _use(stage: Counter[_Split], whole: Counter[_Split]) -> AxisUse:
-    """The use of an axis in a stage, from the arithmetic that is split in each way there and in the whole model.
+    """The use of an axis in a stage.
 
-    A stage whose layers have no products uses the axis as the whole model does.
+    Args:
+        stage: FLOPs of the stage's layers, see `_amounts`. If its layers have no products, `whole` decides.
+        whole: FLOPs of the whole model.
     """
     dense: tuple[_Split, ...] = ("batch", "weights", "positions", "nothing")
     amounts = stage if any(stage[split] for split in dense) else whole
@@ -108,7 +110,7 @@ def _use(stage: Counter[_Split], whole: Counter[_Split]) -> AxisUse:
 
 
 def _amounts(evaluator: Evaluator, segments: Iterable[Segment], axis: int, *, count: bool = False) -> Counter[_Split]:
-    """FLOPs by what their operators split on an axis; the number of operators if `count`."""
+    """For each way of splitting an axis, the FLOPs of the operators that do so; their number if `count`."""
     found: Counter[_Split] = Counter()
     known: dict[tuple[int, int, bytes], Counter[_Split]] = {}
     for segment in segments:
@@ -118,7 +120,7 @@ def _amounts(evaluator: Evaluator, segments: Iterable[Segment], axis: int, *, co
             for op, signature, is_core in _operators(evaluator, segment, axis):
                 amount = 1 if count else round(op.forward_flops.at(1))
                 split = _split(evaluator.problem.graph, op, signature, is_core)
-                # The core of attention only tells what is split beside the weights.
+                # The core of attention has no weights, so it is not evidence that the batch or nothing is split.
                 if amount and not op.is_view and not (is_core and split in ("batch", "nothing")):
                     known[key][split] += amount
         found += known[key]
@@ -126,7 +128,7 @@ def _amounts(evaluator: Evaluator, segments: Iterable[Segment], axis: int, *, co
 
 
 def _split(graph: Graph, op: Operator, signature: Signature, is_core: bool) -> _Split:
-    """What one operator splits."""
+    """What an operator splits on the axis of a signature, see `_Split`."""
     if signature.factor is None:
         return "nothing"
     factor = op.rule.factors[signature.factor]
@@ -147,7 +149,7 @@ def _split(graph: Graph, op: Operator, signature: Signature, is_core: bool) -> _
 
 
 def _operators(evaluator: Evaluator, segment: Segment, axis: int) -> Iterator[tuple[Operator, Signature, bool]]:
-    """The operators of a segment, what each does on an axis, and whether it is in the core of attention."""
+    """The operators of a segment, the signature of each on an axis, and whether it is in the core of attention."""
     unit = evaluator.blocks.units[segment.unit]
     linked = evaluator.tables.linkage.types[unit.type]
     begin = segment.first - int(evaluator.tables.spans[unit.type])

@@ -44,12 +44,13 @@ EXAMPLE_MODEL = re.compile(r"gpt:(?:(?:layers|hidden|heads|seq_len|vocab_size)=\
 
 
 def price(problem: Problem, plan: Plan, evaluator: Evaluator | None = None, *, with_timeline: bool = False) -> Estimate:
-    """What `plan` is predicted to cost.
+    """The predicted time and memory of `plan`, with breakdown, error band and reasons.
 
     Args:
         problem: model, cluster and training.
-        evaluator: of `problem`, to save compiling its tables again.
-        with_timeline: tell when every action of the pipeline begins and ends.
+        plan: the plan.
+        evaluator: of `problem`, to save building its tables again.
+        with_timeline: whether the estimate has the times at which every action of the pipeline begins and ends.
 
     Raises:
         PlanError: the plan is malformed, illegal, or for another model.
@@ -61,7 +62,7 @@ def price(problem: Problem, plan: Plan, evaluator: Evaluator | None = None, *, w
 
 
 def timeline(lowered: LoweredPlan, evaluator: Evaluator) -> tuple[tuple[tuple[str, float, float], ...], ...]:
-    """Per pipeline rank its actions in order: torch's word, seconds at which it begins and ends."""
+    """For each pipeline rank, its actions in order: torch's name for it, and the seconds when it begins and ends."""
     program, times = evaluator.timeline(lowered)
     found = []
     ranks = len(lowered.layout.stages)
@@ -113,13 +114,13 @@ def _estimate(lowered: LoweredPlan, evaluator: Evaluator, outcome: Outcome) -> E
             "overhead": float(row.overhead_s),
         },
         lower_bound_s=lower_bound_s(problem),
-        # One error for all devices: the fullest one decides.
+        # The error of predicted memory is common to all devices, so the fullest one decides.
         fit_probability=min(fit_probability(m.total, m.capacity, problem.trainer.memory_spread) for m in memory),
     )
 
 
 def _memory(problem: Problem, devices: tuple[int, ...], seen: Record) -> DeviceMemory:
-    """The memory of some devices, of which `seen` is the row of the result."""
+    """The memory of some devices, from their `RankCostRow`."""
     capacity = problem.capacity_bytes([problem.cluster.device(d) for d in devices])
     return DeviceMemory(
         devices=format_devices(devices),
@@ -134,7 +135,7 @@ def _memory(problem: Problem, devices: tuple[int, ...], seen: Record) -> DeviceM
 
 
 def _by_kind(lowered: LoweredPlan, outcome: Outcome, rank: int) -> Iterator[tuple[tuple[int, ...], Record]]:
-    """Devices of a pipeline rank that have the same, with the row of the result that is theirs."""
+    """Devices of a pipeline rank that have equal costs, with their `RankCostRow`."""
     stage = lowered.layout.stages[rank]
     if not (lowered.shares and lowered.shares[rank] and stage.kinds):
         yield stage.devices, outcome.ranks[rank]
@@ -150,10 +151,10 @@ def _by_kind(lowered: LoweredPlan, outcome: Outcome, rank: int) -> Iterator[tupl
 def error_band(problem: Problem) -> float:
     """Half-width of the band around an estimate, as a share of it.
 
-    That of the trainer, as its user on another cluster sees it. Three things add to it, independently: a device whose
-    own kernels were not measured, see `transfer_error`; convolutions, of which none was measured by itself; and routed
-    experts, whose kernels and exchanges differ between the releases of a trainer. Convolutions and experts add the
-    error of published runs of such networks, times their share of the arithmetic.
+    It starts from the error of the trainer that a user on another cluster has to expect. Three independent errors are
+    added: of devices whose own kernels were not measured, see `transfer_error`; of convolutions, none of which was
+    measured separately; and of routed experts, whose kernels and exchanges differ between the releases of a trainer.
+    The last two are the errors of published runs of such networks, times the share of such operators in the FLOPs.
     """
     convolved = shared("convolution_band") * share_of_flops(problem.graph, CONVOLUTIONS)
     routed = shared("expert_band") * share_of_flops(problem.graph, EXPERTS)
@@ -163,7 +164,8 @@ def error_band(problem: Problem) -> float:
 
 
 def share_of_flops(graph: Graph, kinds: Collection[str]) -> float:
-    """Share of a graph's arithmetic, both passes, in operators of some kinds whose time is not stated; 0 to 1."""
+    """Share of operators of some kinds in the FLOPs of a graph, forward and backward, 0 to 1; operators with a stated
+    time do not count."""
     flops = [(op, op.forward_flops.at(1) + op.backward_flops.at(1)) for op in graph.operators]
     found = sum(amount for op, amount in flops if op.kind in kinds and op.measured_s is None)
     return found / max(1.0, sum(amount for _, amount in flops))
@@ -172,13 +174,13 @@ def share_of_flops(graph: Graph, kinds: Collection[str]) -> float:
 def _attention_rate(device: Device, problem: Problem) -> float:
     rate, portable = problem.trainer.attention_rate, problem.trainer.portable_attention
     curve = attention_curve(device, problem.base_precision, rate=rate, portable=portable)
-    # Larger heads than the one at which the rate is stated are cheaper an element.
+    # Heads larger than the one at which the rate is stated take less time for each element.
     return float(curve.flops_per_s * (REFERENCE_HEAD + curve.small_head) / REFERENCE_HEAD)
 
 
 def lower_bound_s(problem: Problem) -> float:
-    """No plan is faster: all measured seconds, all other FLOPs at the rates of the largest kernels, and the host's time
-    of a step."""
+    """Lower bound on the step time of every plan, in seconds: the measured seconds, all other FLOPs at the rates of the
+    largest kernels, divided among all devices, and the host time of a step."""
     graph, trainer, devices = problem.graph, problem.trainer, problem.cluster.num_devices
     kinds = problem.cluster.devices
     names = [host.device for host in problem.cluster.hosts for _ in range(host.num_devices)]
@@ -193,7 +195,7 @@ def lower_bound_s(problem: Problem) -> float:
         if op.measured_s is not None:
             least[op.name] = sum(op.measured_s) / devices
         elif op.kind == "Attention" or (trainer.fused_attention and index in shares):
-            # A causal mask hides half of the keys, a window more.
+            # A causal mask hides half of the keys, and a window more.
             least[op.name] = min(0.5, shares[index]) * flops / attention_rate
         else:
             least[op.name] = flops / product_rate
@@ -204,7 +206,13 @@ def lower_bound_s(problem: Problem) -> float:
 
 
 def annotate(plan: Plan, lowered: LoweredPlan, evaluator: Evaluator) -> Plan:
-    """`plan`, which states `lowered`, with degrees, estimate, a launch line and reasons for its three largest costs."""
+    """The plan with degrees, estimate, launch line and reasons for its three largest costs.
+
+    Args:
+        plan: the plan document.
+        lowered: the same plan, lowered.
+        evaluator: of its problem.
+    """
     outcome = evaluate_plan(plan, lowered, evaluator)
     return replace(
         _estimated(plan, lowered, evaluator, outcome),
@@ -214,7 +222,7 @@ def annotate(plan: Plan, lowered: LoweredPlan, evaluator: Evaluator) -> Plan:
 
 
 def estimated(plan: Plan, lowered: LoweredPlan, evaluator: Evaluator) -> Plan:
-    """`plan`, which states `lowered`, with degrees and estimate alone, as for a list of plans."""
+    """The plan with degrees and estimate alone, as for a list of plans; arguments as for `annotate`."""
     return _estimated(plan, lowered, evaluator, evaluate_plan(plan, lowered, evaluator))
 
 
@@ -223,8 +231,11 @@ def _estimated(plan: Plan, lowered: LoweredPlan, evaluator: Evaluator, outcome: 
 
 
 def launch_line(plan: Plan, problem: Problem) -> str:
-    """How to start a training: with the files of the target, if it is the trainer of others; else one process a device,
-    for a decoder of the zoo with the example, for other models with a script of the user's own."""
+    """The command that starts a training by a plan.
+
+    With a target that other software trains for, it writes the files of that software. Otherwise it starts one process
+    for each device: the example for a decoder of the zoo, and a script of the user's own for any other model.
+    """
     target = problem.target
     if target is not None and target.name != OWN:
         return f"automap export plan.json MODEL --target {target.name} -o FOLDER  # its last line is the command"
@@ -246,6 +257,6 @@ def torchrun(plan: Plan, cluster: Cluster) -> str:
     """The beginning of a command that starts one process a device of a plan, on each of its hosts."""
     counts = processes(plan, cluster)
     several = f"--nnodes={len(counts)} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500"
-    # Of unequal numbers, each host starts a process for each of its own devices.
+    # If the numbers differ, each host starts one process for each of its own devices.
     each = str(counts[0]) if len({*counts}) == 1 else "auto"
     return f"torchrun {several if len(counts) > 1 else '--standalone'} --nproc-per-node={each}"

@@ -1,7 +1,7 @@
 """Evaluator: prices lowered plans of one problem, whole or partial, through the compiled kernels.
 
-Undecided signatures of a `LoweredPlan` are priced at their best, so the result is then a lower bound. Everything kept
-between calls belongs to the problem. Units: seconds, bytes, samples.
+Undecided signatures of a `LoweredPlan` are priced at a lower bound, so the result is then a lower bound too. Everything
+that an `Evaluator` keeps between calls belongs to the problem. Units: seconds, bytes, samples.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from automap.schedule import KINDS, arrange
 from ir.factors import BROADCAST, PARTIAL
 
 _COLLECTIVES_PER_OPERATOR = 16
-"""Room for the collectives of an operator, forward and backward; a list that does not fit is refused."""
+"""Most collectives of an operator, forward and backward, for which a list has room (assumed, and checked)."""
 
 
 def _touched(problem: Problem, optimizer: str | None = None) -> float:
-    """Bytes for each parameter that an update reads and writes: state and weights both ways, gradients once."""
+    """Bytes for each parameter that an update moves: it reads and writes state and weights, and reads gradients."""
     if optimizer is not None:
         problem = replace(problem, training=replace(problem.training, optimizer=optimizer))  # type: ignore[arg-type]
     parameter, gradient, state = problem.state_bytes
@@ -64,7 +64,7 @@ class Evaluator:
         self.blocks = self.tables.linkage.blocks
 
     def settings(self, zero: int) -> Record:
-        """What `step` must know of trainer, precision and ZeRO stage, a `SettingsRow`; the caller may change it."""
+        """A new `SettingsRow` for `step`: trainer, precision and ZeRO stage. The caller may change it."""
         found = self._settings.copy()
         found.zero_stage = zero
         return found
@@ -83,8 +83,8 @@ class Evaluator:
                 gradient_overlap=trainer.gradient_overlap,
                 gather_overlap=trainer.parameter_gather_overlap,
                 reserved_bytes=trainer.reserved_GiB * (1 << 30),
-                # Gradients keep the type of the weights on their way, which is fp32 under autocast; trainers of bf16
-                # weights add them up in fp32.
+                # Gradients are sent in the type of the weights, which is fp32 under autocast; trainers with bf16
+                # weights add gradients up in fp32.
                 sent_gradient_bytes=2.0 if problem.precision == "fp16" and not trainer.autocast else gradient,
                 update_bytes=constant("optimizer_bytes", problem.cluster) * trainer.optimizer_traffic * moved,
                 micro_batch_s=constant("micro_batch_ms", problem.cluster) * 1e-3,
@@ -132,10 +132,11 @@ class Evaluator:
     # -- units --------------------------------------------------------------------------------------------------------
 
     def new_workspace(self, num_axes: int, capacity: int = 0) -> UnitWorkspace:
-        """Memory that several calls of `unit_cost` may use one after the other.
+        """A workspace for `unit_cost`, which several calls may use one after the other.
 
         Args:
-            capacity: collectives that can be written down.
+            num_axes: mesh axes.
+            capacity: number of collectives that its recorder can list.
         """
         found: UnitWorkspace = new_unit_workspace(self.tables.arrays, num_axes, capacity)
         return found
@@ -148,7 +149,8 @@ class Evaluator:
         Args:
             segment: operators of the unit.
             incoming: [axes] placement of the tensor that crosses into it, or SUMMED.
-            workspace: memory; its recorder lists the collectives.
+            stage: mesh, links, hardware and samples of the rank.
+            workspace: scratch memory, whose recorder lists the collectives; None: a new one.
         """
         arrays, unit = self.tables.arrays, Unit(segment.first, segment.last, segment.chosen)
         workspace = workspace or self.new_workspace(len(stage.axes))
@@ -163,7 +165,7 @@ class Evaluator:
         return self.costs_of(self.packed(calls), lowered.layout.arrays, lowered.zero_axes, lowered.rank_samples)
 
     def packed(self, calls: Sequence[UnitCall]) -> Calls:
-        """Units as the kernels read them; they may be priced several times."""
+        """Units in the form in which the kernels read them, for `costs_of`."""
         segments = [call.segment for call in calls]
         sizes = np.array([segment.last - segment.first for segment in segments])
         crossing, first = self.tables.boundary_out, np.array([segment.first for segment in segments])
@@ -222,7 +224,8 @@ class Evaluator:
         return [(row, int(operators[row]) if row >= 0 else -1) for row in self.tables.boundary_out.tolist()]
 
     def surroundings(self, lowered: LoweredPlan) -> Iterator[tuple[int, Segment, Ints]]:
-        """Every segment with the number of its chunk and the placement, [axes], of what crosses into it."""
+        """For every segment in order: number of its chunk, the segment, and the placement, [axes], of the tensor that
+        crosses into it."""
         incoming = np.full(len(lowered.axes), BROADCAST, dtype=np.int64)
         for number, segments in enumerate(lowered.chunks):
             incoming[incoming == PARTIAL] = SUMMED
@@ -231,14 +234,15 @@ class Evaluator:
                 incoming = self.crossing_placement(segment)
 
     def distinct_units(self, lowered: LoweredPlan, *, open_signatures: bool = False) -> tuple[list[UnitCall], Rows]:
-        """The units of a plan, equal ones in equal surroundings once.
+        """The distinct units of a plan: equal units with equal costs occur once.
 
         Args:
-            open_signatures: whether signatures are still open: units that differ in them alone are equal then, and
-                nothing is known of the placements that cross into them.
+            lowered: the plan.
+            open_signatures: whether all signatures count as undecided: units that differ in them alone are then equal,
+                and the placements that cross into them are unknown.
 
         Returns:
-            The distinct units; rows of `PartRow`, which say where each occurs.
+            The distinct units, and rows of `PartRow`, which list where each occurs.
         """
         before, previous = -1, -1
         unknown = np.full(len(lowered.axes), UNKNOWN, dtype=np.int64)
@@ -250,8 +254,8 @@ class Evaluator:
         for number, segment, incoming in units if open_signatures else self.surroundings(lowered):
             rank = 0 if lowered.is_uniform else number % num_ranks
             unit_type = int(self.tables.type_of[segment.first])
-            # The unit type before and the place in the chunk are part of the key also where signatures are known, only
-            # so that equal plans add up in the same order in both cases, to the last bit.
+            # If signatures are known, the key need not contain the unit type before and the place in the chunk. It does
+            # so that sums have the same order, and thus the same last bit, as with open signatures.
             key: tuple[object, ...] = (
                 before,
                 number != previous,
@@ -310,12 +314,15 @@ class Evaluator:
         exact: bool = True,
         apart: int | None = None,
     ) -> Outcome:
-        """The outcome from the costs of units; see `automap.price.kernels.step`.
+        """Time and memory of a step from the costs of units; see `automap.price.kernels.step`.
 
         Args:
+            lowered: the plan.
             costs: [rows] unit costs.
             parts: where each of them occurs, see `distinct_units`.
             tied: parameters that two units read, see `TiedParameters.rows`.
+            exact: see `evaluate`.
+            apart: see `evaluate`.
         """
         arrays = lowered.layout.arrays
         if apart is not None:  # behind the costs of units, axes are only those that gradients are reduced over
@@ -331,7 +338,8 @@ class Evaluator:
         """All actions of the pipeline and when each begins and ends.
 
         Returns:
-            The program (see `automap.schedule`), and [actions, 2] seconds; the floats that `evaluate` simulates.
+            The program (see `automap.schedule`), and [actions, 2] seconds when each action begins and ends, equal to
+            those that `evaluate` simulates.
         """
         lowered = lowered.views[self.evaluate(lowered).view]
         calls, parts = self.distinct_units(lowered)
@@ -350,12 +358,12 @@ class Evaluator:
     # -- constants of the problem -------------------------------------------------------------------------------------
 
     def masks(self, unit_type: int) -> Mapping[str, Mask]:
-        """[operators] which operators of a unit type each recompute mode runs again."""
+        """Recompute mode -> [operators] whether it recomputes each operator of a unit type."""
         return self.recomputed.of(unit_type)
 
     @functools.cached_property
     def recomputed(self) -> RecomputeMasks:
-        """What the recompute modes run again."""
+        """The operators that each recompute mode recomputes."""
         return RecomputeMasks(self.problem, self.tables)
 
     @functools.cached_property
@@ -384,12 +392,18 @@ class Evaluator:
                 flops = op.forward_flops.at(1) + op.backward_flops.at(1)
                 total += max(flops / flops_rate, moved / bytes_rate)
             weights.append(total)
-        # No unit weighs nothing, so that sums over units rise strictly.
+        # Every weight is positive, so that sums over units rise strictly.
         return np.maximum(weights, 1e-9 * max(weights))
 
 
 def pipeline_of(lowered: LoweredPlan, parts: Rows, tied: Rows) -> Pipeline:
-    """What `step` must know of a plan besides its costs; each rank is a stage of its own."""
+    """The `Pipeline` of a plan for `step`, in which each rank is a stage of its own.
+
+    Args:
+        lowered: the plan.
+        parts: where each distinct unit occurs, see `Evaluator.distinct_units`.
+        tied: rows of `TieRow`.
+    """
     ranks = np.arange(len(lowered.layout.stages))
     return Pipeline(
         order=Order(KINDS[lowered.kind], lowered.num_micro_batches, lowered.program),
@@ -404,7 +418,7 @@ def pipeline_of(lowered: LoweredPlan, parts: Rows, tied: Rows) -> Pipeline:
 
 
 def blank(evaluator: Evaluator, axes: int) -> Ints:
-    """[operators, axes] signatures with nothing decided."""
+    """[operators, axes] signatures of which all are undecided, -1."""
     return np.full((len(evaluator.tables.type_of), axes), -1, dtype=np.int64)
 
 

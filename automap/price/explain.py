@@ -1,7 +1,7 @@
-"""Why a plan costs what it costs: its largest parts in sentences with their numbers, and what would help.
+"""Reasons for the step time of a plan: sentences with numbers about its largest parts, and changes that would help.
 
-This module looks at the busiest pipeline rank, whose parts add up to the step. What would help is not guessed: the
-change is priced, and named where it fits and is faster. Units: seconds, bytes.
+The parts are those of the busiest pipeline rank, which add up to the step. Each change is priced before it is named.
+Units: seconds, bytes.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from automap.price.outcome import Outcome
 from ir.groups import fused_groups
 
 NUM_REASONS = 3
-"""Parts of the step that are explained: the largest ones."""
+"""Number of parts of the step that are explained."""
 NUM_NAMED = 3
-"""Operators that are named as the heaviest."""
+"""Number of operators that are named as those that take longest."""
 MEASURED_FROM = 1e-6
-"""A unit whose kernels add up to something else, by more than this share, was measured as a whole."""
+"""Share by which the time of a unit must differ from the sum of its kernels to count as measured as a whole."""
 _ROUNDING = 1e-9
 """Share up to which a difference is rounding."""
 _CLASSES = {
@@ -52,10 +52,12 @@ _KINDS = {name: name.replace("_", "-") + "s" for name in COLLECTIVES} | {"send_r
 
 
 def reasons(lowered: LoweredPlan, evaluator: Evaluator, outcome: Outcome) -> tuple[str, ...]:
-    """The largest parts of the step, why they cost what they cost, and what would help.
+    """Sentences about the largest parts of the step, their causes, and changes that would help.
 
     Args:
-        outcome: what `evaluator` made of `lowered`.
+        lowered: the plan.
+        evaluator: of its problem.
+        outcome: time and memory of the plan, by the evaluator.
 
     Returns:
         At most three sentences, the largest part first. Each begins with the part's share of the step and its seconds.
@@ -75,7 +77,7 @@ def reasons(lowered: LoweredPlan, evaluator: Evaluator, outcome: Outcome) -> tup
     inside = _exposed(case)
     for kind, seconds in enumerate(result.comm_s.tolist()):
         parts.append((min(inside[kind], seconds), _collective(kind)))
-        # What the units' own collectives do not explain is ZeRO's traffic.
+        # The seconds beyond the collectives of the units are those of ZeRO.
         rest = seconds - inside[kind]
         parts.append((rest if rest > _ROUNDING * float(result.end_s) else 0.0, _zero))
     largest = sorted(parts, key=lambda part: -part[0])[:NUM_REASONS]
@@ -87,12 +89,12 @@ def reasons(lowered: LoweredPlan, evaluator: Evaluator, outcome: Outcome) -> tup
 
 
 def _share(share: float) -> str:
-    """A share in whole percent; a small one is not told as none."""
+    """A share in whole percent, and never 0 % for a share that is not 0."""
     return f"{share:.0%}" if share >= 0.005 else "less than 1%"
 
 
 def _exposed(case: Bottleneck) -> list[float]:
-    """Seconds of a step, by kind, of the collectives between and inside operators that nothing hides."""
+    """[kinds] exposed seconds of the collectives between and inside operators in a step."""
     fields = ("forward_comm_s", "backward_comm_s", "recompute_comm_s")
     return [case.micro_batches * case.total(*fields, index=kind) for kind in range(len(COLLECTIVES))]
 
@@ -163,7 +165,7 @@ def _device_s(cost: Record) -> float:
 
 
 def _kernels(case: Bottleneck, unit: BottleneckUnit) -> Iterator[tuple[str, str, float, float]]:
-    """Class, name, seconds and FLOPs of every kernel of a unit for one micro-batch, as it is modelled."""
+    """Class, name, predicted seconds and FLOPs of every kernel of a unit for one micro-batch."""
     evaluator, tables, segment = case.evaluator, case.evaluator.tables, unit.segment
     arrays = tables.arrays
     graph = evaluator.problem.graph

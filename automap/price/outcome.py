@@ -1,4 +1,4 @@
-"""What a lowered plan costs, in numbers. Units: seconds; shares of memory."""
+"""The predicted cost of a lowered plan. Units: seconds; shares of memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from automap.price.kernels.array_types import Rows
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Averaging:
-    """How replicas are averaged, and what that takes."""
+    """The periodic averaging of replicas, and its cost."""
 
     sync: Sync
     axis: int
@@ -20,37 +20,37 @@ class Averaging:
     copies_s: tuple[float, ...]
     """[ranks] seconds of the copies of one averaging, in the memory of the rank."""
     shown_s: tuple[float, ...]
-    """[ranks] seconds by which a step is longer, on average: the part of `end_s` that no other field has."""
+    """[ranks] exposed seconds in each step, on average. They are part of `RankCostRow.end_s` and of no other field."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What a lowered plan costs."""
+    """Step time and memory of a lowered plan."""
 
     step_time_s: float
     """Seconds of a step."""
     overflow: float
-    """Largest share of its memory by which a device overflows; at most 0 when the plan fits."""
+    """Bytes by which the fullest device exceeds its memory, as a share of that memory; at most 0 when the plan fits."""
     ranks: Rows = field(repr=False)
-    """[ranks] rows of `RankCostRow`, as the kind of device sees them that is done last."""
+    """[ranks] rows of `RankCostRow`, of the slowest of `LoweredPlan.views`."""
     view: int = 0
-    """Number of that kind among `LoweredPlan.views`."""
+    """Number of this view."""
     of_views: tuple[Rows, ...] = field(default=(), repr=False)
-    """`ranks` as each kind of device sees them."""
+    """`ranks` of each view."""
     averaging: Averaging | None = None
     """How replicas are averaged in place of their gradients, or None."""
 
     @property
     def busiest(self) -> int:
-        """The pipeline rank that works longest, and so waits least; of equals the first."""
+        """The pipeline rank that works longest; the first of equal ones."""
         return int((self.ranks["end_s"] - self.ranks["bubble_s"]).argmax())
 
     def idle_s(self, rank: int) -> float:
-        """Seconds of a step in which a pipeline rank waits, also behind its own end: what its work leaves of a step."""
+        """Seconds of a step in which a pipeline rank does not work, also after its own last action."""
         row = self.ranks[rank]
         return max(0.0, self.step_time_s - float(row.end_s) + float(row.bubble_s))
 
     @property
     def fits(self) -> bool:
-        """Whether every device has room."""
+        """Whether the plan fits into the memory of every device."""
         return self.overflow <= 0.0
