@@ -1,4 +1,4 @@
-"""What groups of devices, and neighbours in a pipeline, reach on the links of a cluster.
+"""Latency and bandwidth of groups of devices, and of neighbours in a pipeline, on the links of a cluster.
 
 Units: seconds, bytes/s.
 """
@@ -20,17 +20,17 @@ from automap.price.kernels.stage_records import LinkRow
 from automap.problem import Problem
 
 WAITED_FOR = 7.0
-"""Most ranks of a group that a rank waits for: the seven others of a host. Observed in published runs: larger groups do
-not wait longer."""
+"""Largest number of other ranks of a group that counts in the host time of a collective: the seven others of a host.
+Published runs show no longer waits in larger groups."""
 
 SLOWEST_LINE = 6.25e9
-"""Bytes/s of the network interfaces, for each device of a host, on the slowest clusters whose gathers
-`gather_bandwidth_share` was fitted to: four of 100 Gbit/s for eight devices (BLOOM, InternEvo). What gathers reached
-there they are taken to reach on a slower network too, up to what rings reach."""
+"""Bytes/s of the network interfaces, for each device of a host, on the slowest clusters to which
+`gather_bandwidth_share` was fitted: four of 100 Gbit/s for eight devices (BLOOM, InternEvo). On a slower network,
+gathers are assumed to reach the same rate as there, but at most that of rings."""
 
 
 class Sends:
-    """What the stages of a pipeline take to send to the next ones; equal pairs of stages are asked once."""
+    """Latency and bandwidth between consecutive stages of a pipeline; equal pairs of stages are computed once."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -38,15 +38,14 @@ class Sends:
         self._pairs: dict[tuple[float, ...], tuple[float, float]] = {}
 
     def of(self, patterns: tuple[int, int], senders: Ints, receivers: Ints) -> tuple[float, float]:
-        """Seconds of latency and bytes/s of each sender when all send at once, the i-th sender to the i-th receiver.
+        """Seconds of latency, and bytes/s of each sender when all send at once, the i-th sender to the i-th receiver.
 
-        Where the two stages differ in size, several devices of the larger one share a device of the smaller one: those
-        that send to the same device divide its link. Devices of a stage that send to another host divide the network
-        interfaces of their host evenly. Each of them uses at most one interface, or its share of the interfaces among
-        all devices of the host where that is more.
+        Where the stages differ in size, several devices of the larger stage have the same partner in the smaller one,
+        and divide its link. Devices of a stage that send to another host divide the network interfaces of their host
+        evenly. Each device uses at most one interface, or its even share of all interfaces of the host if that is more.
 
         Args:
-            patterns: numbers of the ways in which senders and receivers are placed, see `PipelineLayouts.pattern`.
+            patterns: numbers of the placements of senders and of receivers on hosts, see `PipelineLayouts.pattern`.
             senders: [devices] of one stage.
             receivers: [devices] of the next stage.
         """
@@ -56,7 +55,7 @@ class Sends:
             most = max(len(senders), len(receivers))
             pairs = np.stack([side[np.arange(most) * len(side) // most] for side in (senders, receivers)])
             hosts = cluster.places[pairs]
-            # For each pair how many devices of the two stages share the network interfaces of its hosts with it.
+            # For each pair, the numbers of devices of both stages that share the network interfaces of its hosts.
             crossing = hosts[0] != hosts[1]
             sharing = np.stack(
                 [
@@ -65,13 +64,13 @@ class Sends:
                 ]
             )
             if cluster.bandwidth_GBps is None:
-                # Pairs on alike hosts are alike, if as many others share their interfaces.
+                # Pairs on equal hosts are equal if equally many devices share their interfaces.
                 one, other = cluster.alike[hosts].tolist()
                 kinds = zip(one, other, crossing.tolist(), *sharing.tolist(), strict=True)
                 chosen = list(dict(zip(kinds, range(most), strict=True)).values())
             else:
                 chosen = list(range(most))
-            # A sender serves its receivers in turn: all of them together have the share of one times their number.
+            # A sender with several receivers sends to one at a time, so fewer receivers of a host receive at a time.
             turns = max(1.0, len(receivers) / len(senders))
             found = [
                 self._send_one(int(pairs[0, i]), int(pairs[1, i]), (int(sharing[0, i]), int(sharing[1, i]) / turns))
@@ -87,12 +86,12 @@ class Sends:
         Args:
             sender: its number.
             receiver: its number.
-            sharing: how many senders at a time divide the network interfaces of the sender's host, and of the
-                receiver's, if these are two.
+            sharing: number of devices that divide the network interfaces of the sender's host at a time, and of the
+                receiver's; used if these are two hosts.
         """
         cluster = self.problem.cluster
         one, other = cluster.node_of[sender], cluster.node_of[receiver]
-        # Devices on alike hosts are alike.
+        # Devices on equal hosts are equal.
         key = (int(cluster.alike[one]), int(cluster.alike[other]), one == other, *sharing)
         if cluster.bandwidth_GBps is not None:
             key = (sender, receiver, False, 0, 0)
@@ -111,7 +110,12 @@ class Sends:
         return self._pairs[key]
 
     def _between_hosts(self, number: int, sharing: float) -> float:
-        """Bytes/s of each of some devices of a host to other hosts."""
+        """Bytes/s of each device of a host that sends to other hosts.
+
+        Args:
+            number: number of the host.
+            sharing: number of its devices that send at the same time.
+        """
         host = self.problem.cluster.hosts[number]
         most = max(1.0, host.nics_per_device)
         return self.problem.cluster.links[host.inter_node_link].bytes_per_s * min(most, host.nics / sharing)
@@ -130,12 +134,16 @@ def own_link(curve: CollectiveCurve, size: int, bytes_per_s: float) -> Record:
 
 
 def link_record(link: GroupLink, gather_share: float) -> Record:
-    """What `collective_s` takes of a group, a `LinkRow`.
+    """The `LinkRow` of a group, for `collective_s`.
 
-    Inside a host small groups lack a part of the rate and small messages climb slowly; between hosts rings wait for
-    every rank and trees for every level. ZeRO's gathers reach `gather_share` of the line rate there, on slower networks
-    of `SLOWEST_LINE`, and nowhere more than rings do. Kinds of which the link has curves of its own have those inside a
-    host.
+    Inside a host, small groups reach a lower bandwidth, and so do small messages; a kind of collective with a measured
+    curve of its own uses that. Between hosts, the latency of a ring grows with the ranks, and that of a tree with its
+    levels. There, ZeRO's gathers reach the share `gather_share` of the line rate or of `SLOWEST_LINE`, whichever is
+    more, but at most the bandwidth of rings.
+
+    Args:
+        link: the group and its link.
+        gather_share: share of the line rate between hosts that ZeRO's gathers reach.
     """
     latency = shared("node_latency_us") * 1e-6
     is_between = link.hosts > 1

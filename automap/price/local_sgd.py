@@ -7,9 +7,9 @@ replicas (in float32), and c those of the copies in memory, a step takes
     local SGD   t + (a + c) / period
     DaSGD       t + (max(0, a - delay t) + c) / period          (DaSGD, arXiv 2006.00441)
 
-Replicas are the ranks of the first batch axis. A mode is refused where they would have to communicate within a step;
-all other axes keep their collectives. The average is assumed to run beside these at full rate. Units: seconds, bytes,
-steps.
+Replicas are the ranks of the first batch axis. A mode is refused if the replicas would have to communicate within a
+step. The collectives of all other axes stay; the averaging is assumed to run at full rate while they run. Units:
+seconds, bytes, steps.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ from automap.targets import SyncKind
 from ir.factors import BROADCAST, PARTIAL
 
 AVERAGED_BYTES = 4.0
-"""Bytes that an element has in the all-reduce: the optimizer's float32 copies are averaged (`automap.runtime`)."""
+"""Bytes of an element in the all-reduce: the optimizer's float32 copies are averaged (`automap.runtime`)."""
 TOUCHED = {"local_sgd": 16.0, "mixing": 20.0, "corrected": 32.0}
 """Bytes of memory that one average moves for each parameter (counted): every parameter is packed (read and written) and
 unpacked; a merge also reads the parameter, and the corrected merge writes and reads a snapshot."""
 
 
 class Silent(Evaluator):
-    """Prices plans as if no gradient were reduced: without ZeRO, a lower bound on time and memory of every mode."""
+    """Prices plans without the reduction of gradients. Without ZeRO, this is a lower bound on the time and the memory
+    of a plan under every sync mode."""
 
     def settings(self, zero: int) -> Record:
         """See `Evaluator`."""
@@ -53,7 +54,12 @@ class Silent(Evaluator):
 
 
 def evaluate_plan(plan: Plan, lowered: LoweredPlan, evaluator: Evaluator) -> Outcome:
-    """Time and memory of a step of `plan` with its `sync`; `lowered` is the same plan in numbers.
+    """Time and memory of a step of `plan` under its sync mode.
+
+    Args:
+        plan: the plan.
+        lowered: the same plan, lowered.
+        evaluator: of its problem.
 
     Raises:
         PlanError: the replicas of the plan cannot be apart, or the problem does not allow it.
@@ -64,9 +70,11 @@ def evaluate_plan(plan: Plan, lowered: LoweredPlan, evaluator: Evaluator) -> Out
 
 
 def averaged(lowered: LoweredPlan, evaluator: Evaluator, sync: Sync, axis: int) -> Outcome:
-    """Time and memory of a step whose replicas are trained apart.
+    """Time and memory of a step of a plan whose replicas are averaged periodically.
 
     Args:
+        lowered: the plan.
+        evaluator: of its problem.
         sync: how replicas are averaged; not synchronous.
         axis: the mesh axis of the replicas, see `replica_axis`.
     """
@@ -76,7 +84,7 @@ def averaged(lowered: LoweredPlan, evaluator: Evaluator, sync: Sync, axis: int) 
     views, averagings = [], []
     for view, found in zip(lowered.views, bare.of_views, strict=True):
         rows = found.copy()
-        # Parameters that are trained, without ZeRO.
+        # Number of trained parameters on each rank; there is no ZeRO here.
         elements = rows["gradient_bytes"] / settings.gradient_bytes
         seconds = averaging_s(view, elements, axis)
         rest = seconds if sync.delay is None else np.maximum(0.0, seconds - sync.delay * step_time_s(rows))
@@ -125,7 +133,7 @@ def averaging_s(lowered: LoweredPlan, elements: Floats, axis: int) -> Floats:
     """[ranks] seconds of the all-reduce of a rank's parameters over the replicas.
 
     Args:
-        lowered: the plan as one kind of device sees it.
+        lowered: the plan, one of `LoweredPlan.views`.
         elements: [ranks] number of parameters.
         axis: the mesh axis of the replicas.
     """
@@ -139,7 +147,7 @@ def averaging_s(lowered: LoweredPlan, elements: Floats, axis: int) -> Floats:
 
 
 def offers(plan: Plan, lowered: LoweredPlan, evaluator: Evaluator) -> Iterator[Sync]:
-    """The cheapest variant of every mode that the problem allows and the plan can have, synchronous first."""
+    """For every sync mode that the problem allows and the plan can use, its cheapest variant; synchronous first."""
     yield Sync()
     for kind in evaluator.problem.training.sync_modes:
         if kind != "synchronous":
@@ -150,8 +158,9 @@ def offers(plan: Plan, lowered: LoweredPlan, evaluator: Evaluator) -> Iterator[S
 def cheapest(kind: SyncKind, plan: Plan, lowered: LoweredPlan, evaluator: Evaluator) -> Sync:
     """The cheapest variant of a mode for a plan.
 
-    Local SGD gets cheaper with its period, and has the longest one allowed. DaSGD has the shortest delay that hides
-    the average, ceil(a / t), but none above the longest period, and averages again as soon as it has merged.
+    Local SGD gets the longest period that is allowed, since a longer one is cheaper. DaSGD gets the shortest delay that
+    hides the all-reduce, ceil(a / t) with the seconds of this module's formulas, but at most the longest period; it
+    starts the next averaging as soon as it has merged the last one.
 
     Raises:
         PlanError: the problem does not allow the mode, or the replicas of the plan cannot be apart; says why.
@@ -174,7 +183,7 @@ def cheapest(kind: SyncKind, plan: Plan, lowered: LoweredPlan, evaluator: Evalua
 
 
 def best_sync(plan: Plan, lowered: LoweredPlan, evaluator: Evaluator) -> Sync:
-    """The mode with which a plan fits and is fastest; the first of `offers` among equals and where none fits."""
+    """The fastest of `offers` with which a plan fits; the first one of equals, and if the plan fits with none."""
     best, best_s = Sync(), math.inf
     for sync in offers(plan, lowered, evaluator):
         outcome = evaluate_plan(replace(plan, sync=sync), lowered, evaluator)
@@ -187,11 +196,12 @@ def best_sync(plan: Plan, lowered: LoweredPlan, evaluator: Evaluator) -> Sync:
 
 
 def replica_axis(plan: Plan, lowered: LoweredPlan, evaluator: Evaluator) -> int:
-    """The mesh axis of the replicas, which communicate only to be averaged.
+    """The mesh axis of the replicas, after a check that they communicate for averages alone.
 
     Args:
         plan: a plan whose `sync` is not synchronous.
-        lowered: the same plan in numbers.
+        lowered: the same plan, lowered.
+        evaluator: of its problem.
 
     Raises:
         PlanError: the problem does not allow the mode, or the replicas of the plan cannot be apart; says why.
@@ -240,7 +250,7 @@ def _refuse(sync: Sync, what: str, repair: str) -> PlanError:
 
 
 def _ties(lowered: LoweredPlan, evaluator: Evaluator, axis: int) -> str | None:
-    """Says what ranks of the axis exchange within a step besides the sum of the loss; None where they do not."""
+    """A text about what the ranks of an axis exchange within a step, besides the sum of the loss; None if nothing."""
     graph, tables = evaluator.problem.graph, evaluator.tables
     calls, _ = evaluator.distinct_units(lowered)
     for call in calls:

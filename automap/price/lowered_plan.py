@@ -1,7 +1,7 @@
-"""A lowered plan: a plan in numbers, as the price reads it.
+"""A lowered plan: a plan in numbers, the form that the price reads.
 
-It says where the stages stand, which unit goes to which chunk, and the signature of every operator of every unit type;
--1 where it is undecided.
+It holds the devices of each stage, the units of each chunk, and the signature of every operator; -1 where it is
+undecided.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ RECOMPUTE_MODES = ("none", "selective", "full")
 
 
 def spread(samples: int, ranks: int) -> int:
-    """Samples that a stage is priced with: those of the rank with most of them, times the ranks."""
+    """Samples that a stage is priced with, if samples are spread over ranks as evenly as possible: those of the rank
+    with the most samples, times the ranks."""
     return -(-samples // ranks) * ranks
 
 
@@ -38,16 +39,16 @@ class Segment:
     chosen: Ints
     """[last - first, axes] signature of each operator on each axis; -1 where it is undecided."""
     recomputed: Mask
-    """[last - first] whether the operator runs again in the backward pass."""
+    """[last - first] whether the operator is recomputed in the backward pass."""
 
 
 class UnitCall(NamedTuple):
-    """One of several equal units of a plan in equal surroundings."""
+    """A distinct unit of a plan, see `Evaluator.distinct_units`: one of several equal units with equal costs."""
 
     segment: Segment
     """Operators of the unit."""
     rank: int
-    """Pipeline rank; of the first one where all ranks are alike."""
+    """Pipeline rank, the first one of several equal ranks."""
     incoming: Ints
     """[axes] placement of the tensor that crosses into the unit."""
     unit_type: int
@@ -73,7 +74,7 @@ class LoweredPlan:
     kind: str
     """Kind of the schedule, see `automap.schedule.KINDS`."""
     chunks: tuple[tuple[Segment, ...], ...]
-    """Of each chunk in dataflow order; chunk c runs on rank c mod ranks."""
+    """Segments of each chunk in dataflow order; chunk c runs on rank c mod ranks."""
     zero: int
     """Stage of ZeRO, 0 to 3."""
     zero_axes: Mask
@@ -81,15 +82,17 @@ class LoweredPlan:
     program: Ints = field(default_factory=lambda: NO_PROGRAM)
     """Actions of an explicit schedule, see `automap.schedule`; empty for other kinds."""
     spread_over: tuple[int, ...] = ()
-    """[ranks] mesh axis over which the samples of a micro-batch are spread as evenly as they go; empty: they divide."""
+    """[ranks] mesh axis over which the samples of a micro-batch are spread as evenly as possible; empty if they divide
+    evenly."""
     shares: tuple[tuple[int, ...] | None, ...] = ()
-    """[ranks] samples of each index of the outer axis; None and empty: as `spread_over` says."""
+    """[ranks] samples of each index of the outer axis; None or empty: see `spread_over`."""
     most: tuple[int, ...] = ()
-    """[ranks] largest share of an index times their number, in a plan of `views`; empty in other plans."""
+    """[ranks] in the plans of `views`: largest share of an index times the number of indices; else empty."""
 
     @functools.cached_property
     def rank_samples(self) -> Floats:
-        """[ranks] samples of a micro-batch that each rank is priced with: the largest share times their number."""
+        """[ranks] samples of a micro-batch that each rank is priced with: the largest share times the number of
+        shares."""
         if self.most:
             return np.array(self.most, dtype=np.float64)
         stages = self.layout.stages
@@ -102,7 +105,7 @@ class LoweredPlan:
 
     @functools.cached_property
     def stages(self) -> tuple[Stage, ...]:
-        """For each rank, everything but the unit itself that the cost of a unit on this rank depends on."""
+        """[ranks] the `Stage` of each rank, on which the cost of its units depends."""
         return tuple(
             Stage(stage.axes, stage.links, stage.hardware, self.zero_axes, samples)
             for stage, samples in zip(self.layout.stages, self.rank_samples.tolist(), strict=True)
@@ -110,10 +113,11 @@ class LoweredPlan:
 
     @functools.cached_property
     def views(self) -> tuple[LoweredPlan, ...]:
-        """The plan as each kind of device sees it, the slowest first: all of a stage alike, with the kind's share.
+        """The plan once for each kind of device, the slowest kind first.
 
-        What it costs is the most that any of them does. Only a plan with shares has several: others are priced as if
-        all devices of a stage were as slow, and as small, as the worst of them.
+        In the view of a kind, all devices of each stage with several kinds are of this kind, and have its share of the
+        samples. The cost of the plan is the largest of all views. Without shares there is one view: a stage is then
+        priced as if all of its devices were as slow as the slowest one and had as little memory as the smallest one.
         """
         stages = self.layout.stages
         shared = tuple(mine is not None for mine in self.shares)
@@ -143,7 +147,7 @@ def same_lowered(one: LoweredPlan, other: LoweredPlan) -> bool:
 
 
 def _content(lowered: LoweredPlan) -> tuple[object, ...]:
-    """All that makes up a plan, in a form that `==` compares."""
+    """The content of a plan in a form that can be compared by `==`."""
     return (
         lowered.axes,
         lowered.num_micro_batches,

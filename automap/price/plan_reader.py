@@ -1,7 +1,7 @@
 """Plan documents read into lowered plans.
 
-`lower_plan` reads any legal plan, of the space or not, and refuses the others by name. `automap.price.plan_writer` is
-the way back.
+`lower_plan` reads any legal plan, also one that is not in the plan space, and refuses other plans with an error that
+names the field. `automap.price.plan_writer` is its inverse.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from automap.schedule import NO_PROGRAM, read_order
 
 
 def lower_plan(plan: Plan, evaluator: Evaluator, axes: Sequence[str] = ("dp", "tp")) -> LoweredPlan:
-    """The lowered plan that `plan` states; how replicas stay together is no part of it (`automap.price.local_sgd`).
+    """Lowers a plan. The sync mode is not part of a lowered plan, see `automap.price.local_sgd`.
 
     Args:
-        axes: mesh axes that the lowered plan has whether the plan names them or not, outermost first.
+        plan: the plan document.
+        evaluator: of its problem.
+        axes: mesh axes that the lowered plan gets in any case, outermost first.
 
     Raises:
         PlanError: the plan is malformed, illegal, or for another problem; names the path.
@@ -91,11 +93,11 @@ def _zero(plan: Plan) -> Zero:
 def _chunks(
     plan: Plan, evaluator: Evaluator, axes: Sequence[str], samples: Sequence[Sequence[int]]
 ) -> tuple[tuple[Segment, ...], ...]:
-    """The segments of each stage; together the stages have all operators, once and in order.
+    """The segments of each stage, after a check that the stages have all operators once and in order.
 
     Args:
         axes: mesh axes of the lowered plan, outermost first.
-        samples: for each pipeline rank the distinct numbers of samples that its batch axis has to divide.
+        samples: for each pipeline rank, the distinct numbers of samples which its batch axis must divide.
     """
     live = {axis for stage in plan.stages for axis, size in stage.mesh if size > 1}
     reader = StageReader(evaluator=evaluator, axes=axes, live=live, known=KnownOperators(evaluator))
@@ -126,7 +128,7 @@ def _chunks(
 
 
 def _first_batch_axis(plan: Plan, number: int, axes: Sequence[str]) -> int:
-    """The axis over which a stage spreads its samples as evenly as they go: the first of its batch axes."""
+    """The axis over which a stage spreads its samples as evenly as possible: the first of its batch axes."""
     stage, samples = plan.stages[number], plan.samples_per_micro_batch
     name = next((axis for axis in stage.batch_axes if axis in axes), axes[0])
     count = dict(stage.mesh).get(name, 1) if stage.batch_axes else 1
@@ -137,7 +139,7 @@ def _first_batch_axis(plan: Plan, number: int, axes: Sequence[str]) -> int:
 
 
 def _shares(plan: Plan, number: int, spread_over: Sequence[int]) -> tuple[int, ...] | None:
-    """Samples of each rank of the first batch axis, or None where these are as even as they go.
+    """Samples of each rank of the first batch axis, or None where these are as even as possible.
 
     Args:
         spread_over: [pipeline ranks] number of that axis.
@@ -166,7 +168,7 @@ def _shares(plan: Plan, number: int, spread_over: Sequence[int]) -> tuple[int, .
 
 
 def _program(schedule: Schedule, ranks: int, chunks: int, num_micro_batches: int) -> Ints:
-    """The list of actions of an explicit schedule; empty for other kinds, which must suit the plan."""
+    """The list of actions of an explicit schedule; empty for other kinds. Checks that the kind suits the plan."""
     kind, order = schedule.kind, schedule.order
     if (kind == "explicit") != (order is not None):
         raise refuse(
@@ -197,8 +199,8 @@ def _refuse_stage(plan: Plan, number: int, name: str, message: str, repair: str)
 
 
 def _axis_names(plan: Plan, known: Sequence[str]) -> tuple[str, ...]:
-    """Names of the axes of all meshes and of `known`, outermost first: axes that are not in `known` come before its
-    last one, unless a mesh has them in another order."""
+    """Names of the axes of all meshes and of `known`, outermost first. Axes that are not in `known` come before the
+    last axis of `known`, unless a mesh has them in another order."""
     names = dict.fromkeys(name for stage in plan.stages for name, _ in stage.mesh)
     others = [name for name in names if name not in known]
     usual = (*known[:-1], *others, known[-1])
@@ -214,7 +216,7 @@ def _axis_names(plan: Plan, known: Sequence[str]) -> tuple[str, ...]:
 
 
 def _out_of_order(plan: Plan, order: Sequence[str]) -> int | None:
-    """The first stage whose mesh has its axes in another order."""
+    """Number of the first stage whose mesh has its axes in another order, or None."""
     for number, stage in enumerate(plan.stages):
         mine = [name for name, _ in stage.mesh]
         if [name for name in order if name in mine] != mine:
@@ -223,7 +225,7 @@ def _out_of_order(plan: Plan, order: Sequence[str]) -> int | None:
 
 
 def _ranks(plan: Plan, num_devices: int) -> int:
-    """Number of pipeline ranks: chunk c must have the devices of chunk c - ranks."""
+    """Number of pipeline ranks, after a check that chunk c has the devices of chunk c - ranks."""
     devices = [parse_devices(stage.devices) for stage in plan.stages]
     if not devices:
         raise refuse("stages", "[]", "no stages", "Give at least one.")

@@ -1,7 +1,7 @@
 """Plan documents written from lowered plans.
 
-`to_plan` writes a plan with the fewest keys: globs where equal units allow, nothing where an operator does what it
-would do by default. `automap.price.plan_reader.lower_plan` is the way back.
+`to_plan` writes a plan with the fewest keys: one glob for equal operators where possible, and no key for an operator
+with the default signature. `automap.price.plan_reader.lower_plan` is its inverse.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Defaults = Sequence[Sequence[tuple[int, int]]]
 
 
 def to_plan(lowered: LoweredPlan, evaluator: Evaluator) -> Plan:
-    """The plan document of `lowered`, without estimate."""
+    """The plan document of a lowered plan, without estimate."""
     problem, axes = evaluator.problem, lowered.axes
     sharded = tuple(axis for axis, is_zero in zip(axes, lowered.zero_axes, strict=True) if is_zero) or axes[:1]
     num_ranks = len(lowered.layout.stages)
@@ -35,7 +35,7 @@ def to_plan(lowered: LoweredPlan, evaluator: Evaluator) -> Plan:
     for number, segments in enumerate(lowered.chunks):
         layout = lowered.layout.stages[number % num_ranks]
         sizes = [int(s) for s in layout.axes]
-        # An axis that has one rank here and more elsewhere is named: operators have placements on it.
+        # An axis with one rank in this stage and more in others is named too: operators have placements on it.
         named = [a for a, size in enumerate(widest) if size > 1]
         mesh = tuple((axes[a], sizes[a]) for a in named) or ((axes[0], 1),)
         names = [op.name for segment in segments for op in _segment_operators(evaluator, segment)]
@@ -43,7 +43,7 @@ def to_plan(lowered: LoweredPlan, evaluator: Evaluator) -> Plan:
         batch_axes = [axes[a] for a in split if split[a]] if split else [axes[0]]
         shares = lowered.shares[number % num_ranks] if lowered.shares else None
         if shares is not None or lowered.rank_samples[number % num_ranks] != lowered.samples:
-            # The axis over which samples are spread comes first, whatever most operators do there.
+            # The axis over which samples are spread comes first, whatever most operators split on it.
             first = 0 if shares is not None else lowered.spread_over[number % num_ranks]
             split[first] = True
             batch_axes = [axes[first], *(axis for axis in batch_axes if axis != axes[first])]
@@ -75,7 +75,8 @@ def to_plan(lowered: LoweredPlan, evaluator: Evaluator) -> Plan:
 
 
 def _splits_batch(evaluator: Evaluator, segments: Iterable[Segment], axis: int, defaults: Defaults) -> bool:
-    """Whether more operators split their batch over an axis than are whole on it; the outermost axis wins a tie."""
+    """Whether more operators split their batch over an axis than are whole on it; of equally many, true for the
+    outermost axis alone."""
     more = 0
     for segment in segments:
         unit_type = evaluator.blocks.units[segment.unit].type
@@ -104,7 +105,7 @@ def _shardings(
     """`Stage.shardings`: the operators whose signature on some axis is not the default one.
 
     Args:
-        batch: number of each axis that the mesh names -> whether operators split their batch over it by default.
+        batch: for the number of each axis that the mesh names, whether operators split their batch over it by default.
     """
     entries: dict[str, dict[str, AxisSharding]] = {}
     groups: dict[tuple[int, int], list[str]] = {}
@@ -127,11 +128,11 @@ def _shardings(
 def _compress(
     entries: Mapping[str, Mapping[str, AxisSharding]], groups: Iterable[list[str]], names: Sequence[str]
 ) -> dict[str, Mapping[str, AxisSharding]]:
-    """The entries with one glob for each group of equal operators, where a glob matches these operators and no other.
+    """The entries with one glob for each group of equal operators, if a glob matches these operators and no others.
 
     Args:
-        entries: operator -> its shardings.
-        groups: names of the operators that have the same place in units of one type.
+        entries: name of an operator -> its shardings.
+        groups: names of the operators at the same position in units of one type.
         names: all operators of the stage.
     """
     found: dict[str, Mapping[str, AxisSharding]] = {}
@@ -148,14 +149,14 @@ def _compress(
 
 
 def _glob(names: Sequence[str]) -> str:
-    """The glob with one star in place of all that differs between the names; a single name itself."""
+    """The glob with one star for the part in which the names differ; a single name is returned as it is."""
     first, last = min(names), max(names)
     if first == last:
         return first
     start = 0
     while start < min(len(first), len(last)) and first[start] == last[start]:
         start += 1
-    # A number is replaced whole, lest h.1 and h.12 share a prefix inside it.
+    # The star replaces whole numbers: h.1 and h.12 become h.*, not h.1*.
     while start and first[start - 1].isdigit():
         start -= 1
     ends = [name[start:][::-1] for name in names]
@@ -167,7 +168,7 @@ def _glob(names: Sequence[str]) -> str:
 
 
 def _recompute(evaluator: Evaluator, segments: Sequence[Segment], names: Sequence[str]) -> tuple[str, ...]:
-    """`Stage.recompute`: globs of whole modules where units run again as a whole, and of single operators elsewhere."""
+    """`Stage.recompute`: globs of modules for units that are recomputed as a whole, and of operators for others."""
     if all(segment.recomputed.all() for segment in segments):
         return ("**",)
     groups: dict[tuple[int, int], list[str]] = {}
@@ -185,8 +186,8 @@ def _recompute(evaluator: Evaluator, segments: Sequence[Segment], names: Sequenc
     found: list[str] = []
     named: set[str] = set()
     for paths in modules.values():
-        # One glob for all modules or, where others of their kind do not run again, their names. The only layer of a
-        # stage is written as the layers of others are.
+        # One glob for all modules or, where some of their kind are not recomputed, their names. The only layer of a
+        # stage is written like the layers of other stages.
         every = _glob(paths) if len(paths) > 1 else re.sub(r"\b\d+\b", "*", paths[0])
         for glob in (every, *paths) if all(paths) else ():
             members = set(select(glob, names))
@@ -197,13 +198,13 @@ def _recompute(evaluator: Evaluator, segments: Sequence[Segment], names: Sequenc
         if set(group) <= named:
             continue
         glob = _glob(group)
-        # A star stays within one component: modules at different depths have no glob that names them all.
+        # A star matches within one component, so modules at different depths may have no common glob.
         found += [glob] if set(group) <= set(select(glob, names)) <= inside else group
     return tuple(dict.fromkeys(found))
 
 
 def _module(names: Sequence[str]) -> str:
-    """The innermost module that holds all operators of these names, or nothing."""
+    """The innermost module that contains all operators of these names; empty if there is none."""
     shared: list[str] = []
     for parts in zip(*(name.partition("/")[0].split(".") for name in names), strict=False):
         if len(set(parts)) > 1:

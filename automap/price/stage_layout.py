@@ -1,7 +1,7 @@
-"""Where the stages of a pipeline stand on a cluster, and what their axes and boundaries cost.
+"""The devices of the stages of a pipeline, and the links of their axes and boundaries.
 
-Links become the records that `collective_s` takes; the devices of a host divide its NICs evenly. Units: seconds,
-bytes/s, FLOP/s.
+Links are `LinkRow` records, for `collective_s`. The devices of a host divide its NICs evenly. Units: seconds, bytes/s,
+FLOP/s.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from automap.problem import WEIGHT_BYTES, Problem
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """Ranks of a stage's outer axis that have devices of one kind, in a stage of several kinds."""
+    """One kind of device in a stage with several kinds."""
 
     ranks: tuple[int, ...]
-    """Indices along the outer axis."""
+    """Indices along the stage's outer axis whose devices are of this kind."""
     stage: StageLayout
-    """The stage as if all its devices were of the kind; its speed is that of all kinds when each has its share."""
+    """The stage as if all of its devices were of this kind; but its speed is the sum over all kinds."""
     number: int
     """Number of `stage` among the distinct stages, see `PipelineLayouts`."""
 
@@ -59,11 +59,12 @@ class StageLayout:
     capacity: float
     """Bytes of the smallest device that a plan may use."""
     speed: float
-    """FLOP/s of the devices together, each as slow as the slowest, over the FLOP/s of the cluster's fastest device."""
+    """FLOP/s of all devices together, if each is as slow as the slowest one, over the FLOP/s of the fastest device of
+    the cluster."""
     kinds: tuple[Kind, ...] = ()
-    """Kinds of the stage's ranks, the slowest first; empty where all ranks are alike."""
+    """Kinds of devices along the outer axis, the slowest first; empty where all ranks of it are equal."""
     seen_by: tuple[int, ...] = ()
-    """Devices of the kind that the whole stage is priced as, see `PipelineLayout.seen`; empty: as it is."""
+    """In a layout of `PipelineLayout.seen`: the devices of the kind as which the stage is priced; else empty."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,19 +76,20 @@ class PipelineLayout:
     numbers: tuple[int, ...]
     """[ranks] number of each stage among the distinct stages, see `PipelineLayouts`."""
     send_latency_s: Floats
-    """[ranks] seconds that an empty message takes to the next rank; from the last rank to the first one for virtual
+    """[ranks] seconds of an empty message to the next rank; that of the last rank is to the first one, for virtual
     stages."""
     send_bytes_per_s: Floats
-    """[ranks] bandwidth of each device of the rank to the next rank."""
+    """[ranks] bandwidth from each device of the rank to the next rank."""
     views: dict[tuple[int, tuple[bool, ...]], PipelineLayout] = field(default_factory=dict, repr=False)
-    """Layouts that `seen` made."""
+    """Results of `seen`."""
 
     def seen(self, view: int, shared: tuple[bool, ...]) -> PipelineLayout:
-        """The layout as one kind of device sees it: as if stages of several kinds consisted of this kind alone.
+        """The layout in which stages with several kinds of devices consist of one kind alone.
 
         Args:
-            view: number of the kind; in stages with fewer kinds, the last kind stands for it.
-            shared: [ranks] whether the samples of the stage are shared out by kind; other stages stay as they are.
+            view: number of the kind; a stage with fewer kinds gets its last one.
+            shared: [ranks] whether each kind of device in the stage has its own share of the samples; other stages stay
+                as they are.
         """
         key = (view, shared)
         if key not in self.views:
@@ -125,8 +127,14 @@ _RATES = ("bytes_per_s", "gather_bytes_per_s")
 
 
 def _unlike(cluster: Cluster, groups: Ints) -> dict[bytes, list[int]]:
-    """One group of each set of groups, [groups, ranks], whose ranks have equal places on equal hosts, by what they
-    have in common."""
+    """One of each set of equal groups, by a key that equal groups have in common.
+
+    Groups are equal if their ranks have equal places on equal hosts. With measured bandwidths all groups differ.
+
+    Args:
+        cluster: the cluster.
+        groups: [groups, ranks] devices.
+    """
     if cluster.bandwidth_GBps is not None:
         return {group.tobytes(): group.tolist() for group in groups}
     hosts = np.sort(cluster.places[groups], axis=1)
@@ -142,7 +150,7 @@ def _rate(problem: Problem, kind: Device) -> float:
 
 
 def _hardware(problem: Problem, kinds: Sequence[Device]) -> Record:
-    """All that the time of kernels depends on in a stage with devices of some kinds, a `HardwareRow`."""
+    """The `HardwareRow` of a stage with devices of some kinds: for each number, that of the worst kind."""
     trainer, cluster = problem.trainer, problem.cluster
     products = [gemm_curve(kind, problem.base_precision) for kind in kinds]
     weights = [gemm_curve(kind, problem.precision, scaling=problem.training.scaling) for kind in kinds]
@@ -151,9 +159,10 @@ def _hardware(problem: Problem, kinds: Sequence[Device]) -> Record:
         for kind in kinds
     ]
     convolutions = [convolution_rates(kind, problem.base_precision) for kind in kinds]
-    # Without tensor cores other arithmetic runs as products do; of a host that measured its own nothing is known.
+    # Without tensor cores, other arithmetic runs at the rate of products. So it does on hosts that were measured, since
+    # nothing else is known of them.
     is_slower = problem.base_precision != "fp32" and all(kind.kernels is None for kind in kinds)
-    # Products whose rows suit no tensor cores take at most as long as on the plain cores.
+    # Products whose rows tensor cores do not support take at most as long as on the plain cores.
     has_slow_rows = problem.base_precision != "fp32" and not trainer.pads_products
     most = max(1.0, *(tensor_speedup(kind, problem.base_precision) for kind in kinds)) if has_slow_rows else 1.0
 
@@ -206,12 +215,13 @@ def _hardware(problem: Problem, kinds: Sequence[Device]) -> Record:
 
 
 class PipelineLayouts:
-    """The layouts of a problem; equal meshes in equal places on equal hosts are laid out once.
+    """The layouts of a problem; equal meshes in equal places on equal hosts share one stage.
 
     Attributes:
+        problem: model, cluster and training.
         stages: the distinct stages by number; all other stages differ from one of them in their device numbers alone.
-            The stages of the `kinds` of a stage follow behind it.
-        sends: what a stage takes to send to the next one.
+            A stage is followed by those of its `kinds`.
+        sends: latency and bandwidth from a stage to the next one.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -224,7 +234,7 @@ class PipelineLayouts:
         self.sends = Sends(problem)
 
     def pattern(self, devices: Ints) -> int:
-        """Number of the way in which devices, [devices], are placed on hosts."""
+        """Number of the pattern in which devices, [devices], are placed on hosts; equal for equal patterns."""
         cluster = self.problem.cluster
         hosts = cluster.places[devices]
         key = ((hosts - hosts[0]).tobytes(), cluster.alike[hosts].tobytes())
@@ -252,7 +262,7 @@ class PipelineLayouts:
         return self._numbers[key]
 
     def stage_layout(self, devices: Sequence[int], mesh: Sequence[int]) -> StageLayout:
-        """The stage of a mesh over some devices, whose last axis runs over consecutive devices."""
+        """The stage of a mesh over devices; the last axis has consecutive devices."""
         problem, cluster = self.problem, self.problem.cluster
         links = self._axis_links(np.array(devices).reshape(tuple(mesh)))
         hosts = dict.fromkeys(cluster.alike[cluster.places[np.asarray(devices)]].tolist())
@@ -268,7 +278,7 @@ class PipelineLayouts:
         )
 
     def _axis_links(self, grid: Ints) -> Rows:
-        """[axes] the link of a group of each axis of a mesh of devices: the worst, for all wait for the slowest one."""
+        """[axes] the link of the slowest group of each axis of a mesh of devices, since all groups wait for it."""
         links = np.empty(grid.ndim, dtype=LINK_DTYPE)
         for axis, size in enumerate(grid.shape):
             distinct = _unlike(self.problem.cluster, np.moveaxis(grid, axis, -1).reshape(-1, size))
@@ -286,7 +296,7 @@ class PipelineLayouts:
         return self._links[key]
 
     def _hardware_of(self, names: tuple[str, ...]) -> Record:
-        """See `_hardware`; kinds of devices with these names are looked at once."""
+        """`_hardware` of the kinds of devices with these names, computed once."""
         if names not in self._hardware:
             self._hardware[names] = _hardware(self.problem, [self.problem.cluster.devices[name] for name in names])
         return self._hardware[names]
@@ -301,9 +311,9 @@ class PipelineLayouts:
         return max(self._rates.values())
 
     def _kinds(self, stage: StageLayout) -> list[tuple[tuple[int, ...], StageLayout]]:
-        """For each kind of device, the slowest first: the ranks of the outer axis that have it, and the stage of these.
+        """For each kind of device, the slowest first: its ranks along the outer axis, and the stage for `Kind.stage`.
 
-        The list is empty where all ranks are alike.
+        The list is empty where all ranks are equal.
         """
         problem, cluster, outer = self.problem, self.problem.cluster, int(stage.axes[0])
         grid = np.array(stage.devices).reshape(stage.axes.astype(np.int64))
@@ -322,7 +332,7 @@ class PipelineLayouts:
         kinds = []
         for names in sorted(found, key=lambda names: (rate[names], sorted(names))):
             hardware, capacity = self._hardware_of(tuple(sorted(names))), problem.usable_bytes(devices[names])
-            # Groups of the outer axis have ranks of all kinds, those of the other axes have one kind each.
+            # Groups of the outer axis contain all kinds; those of the other axes contain one kind each.
             links = np.concatenate([stage.links[:1], self._axis_links(grid[found[names]])[1:]])
             alike = replace(stage, hardware=hardware, capacity=capacity, speed=speed, links=links)
             kinds.append((tuple(found[names]), alike))

@@ -1,7 +1,7 @@
-"""The shardings and the recomputation of a stage, read from a plan document for `automap.price.plan_reader`.
+"""Reads the shardings and the recomputation of a stage in a plan document, for `automap.price.plan_reader`.
 
-A key of `shardings` is the full name of an operator or a glob. The most precise key that matches an operator states its
-signature on some mesh axes; on the others the operator has its default (`default_signatures`).
+A key of `shardings` is the full name of an operator or a glob. The most specific key that matches an operator states
+its signature on some mesh axes; on the others the operator has its default signature (`default_signatures`).
 """
 
 from __future__ import annotations
@@ -24,14 +24,18 @@ from ir.factors import parse_placement, whole_signature
 
 
 def refuse(field: str, value: object, message: str, repair: str) -> PlanError:
-    """The error for a field of a plan, by its path without `plan.`."""
+    """The error for a field of a plan, given by its path without the leading `plan.`."""
     return PlanError(message, field=f"plan.{field}", value=value, repair=repair)
 
 
 def default_signatures(evaluator: Evaluator, unit_type: int, offset: int) -> tuple[int, int]:
-    """Signatures of an operator for which a plan states none: on axes other than batch axes, and on batch axes.
+    """The default signatures of an operator: on axes that are no batch axes, where it is whole (B), and on batch axes,
+    where it splits its batch if it can.
 
-    On the former the operator is whole; on the latter it splits its batch if it can.
+    Args:
+        evaluator: of the problem.
+        unit_type: type of the operator's unit.
+        offset: position of the operator in the unit.
     """
     table = evaluator.tables.linkage.types[unit_type].signatures[offset]
     whole = whole_signature(table)
@@ -42,7 +46,7 @@ def default_signatures(evaluator: Evaluator, unit_type: int, offset: int) -> tup
 
 
 class KnownOperators:
-    """What is the same for equal operators of a plan, computed once."""
+    """Results that are the same for equal operators of a plan, each computed once."""
 
     def __init__(self, evaluator: Evaluator) -> None:
         self.default = functools.cache(functools.partial(default_signatures, evaluator))
@@ -53,13 +57,13 @@ class KnownOperators:
     def check_divides(
         self, row: int, chosen: Ints, mesh_sizes: tuple[float, ...], samples: Sequence[int], path: str
     ) -> None:
-        """Refuses signatures that split a dim which the ranks of the mesh cannot share.
+        """Raises a `PlanError` for signatures that split a dim unevenly over the ranks of the mesh.
 
         Args:
             row: row of the operator.
             chosen: [axes] its signatures.
             mesh_sizes: [axes] ranks.
-            samples: the numbers of samples with which the dims have to divide.
+            samples: the numbers of samples with which the dims must divide evenly.
             path: where the plan states the signatures.
         """
         for count in samples:
@@ -83,7 +87,7 @@ class StageReader:
     live: AbstractSet[str]
     """The axes that have several ranks in some stage of the plan."""
     known: KnownOperators
-    """What is the same for equal operators of all stages."""
+    """Results for equal operators of all stages."""
 
     def segments(
         self, stage: Stage, number: int, operators: Sequence[tuple[str, int, int]], samples: Sequence[int]
@@ -94,7 +98,7 @@ class StageReader:
             stage: the stage.
             number: its number, for errors.
             operators: (name, unit, offset in the unit) of its operators, in order.
-            samples: the numbers of samples with which dims that are split by batch have to divide.
+            samples: the numbers of samples with which dims that are split by samples must divide evenly.
         """
         by_unit: dict[int, list[tuple[str, int]]] = {}
         for name, unit, offset in operators:
@@ -136,8 +140,8 @@ class StageReader:
             stage, number: the stage and its number.
             unit: the unit.
             members: (name, offset in the unit) of its operators.
-            keys: the globs among the keys of `stage.shardings`, the most precise first; and the keys that place an
-                operator, to which those used here are added.
+            keys: the globs among the keys of `stage.shardings`, the most specific first; and the set of keys that are
+                used by an operator, to which the keys used here are added.
         """
         (globs, used), unit_type = keys, self.evaluator.blocks.units[unit].type
         chosen = np.zeros((len(members), len(self.axes)), dtype=np.int64)
@@ -168,10 +172,10 @@ class StageReader:
 
 
 def _check_named(stage: Stage, number: int, used: AbstractSet[str], own: AbstractSet[str]) -> None:
-    """Refuses names in a stage that name nothing.
+    """Raises a `PlanError` if a key or an axis of a stage matches nothing.
 
     Args:
-        used: keys of the shardings that place an operator.
+        used: keys of the shardings that are used by an operator.
         own: names of the operators of the stage.
     """
     mesh = dict(stage.mesh)
@@ -200,7 +204,10 @@ def _follow(
     inside: Iterable[tuple[int, int, str]],
     chosen: Ints,
 ) -> None:
-    """Operators of a sharded module that cannot be placed as its key says follow the leader of their linkage group."""
+    """Gives signatures to the operators of a sharded module that cannot have the one of its key.
+
+    They follow the leader of their linkage group.
+    """
     place = {offset: k for k, (_, offset) in enumerate(members)}
     groups = evaluator.tables.linkage.types[unit_type].groups
     for k, a, key in inside:
@@ -211,7 +218,7 @@ def _follow(
 
 
 def _find_signature(evaluator: Evaluator, unit_type: int, offset: int, entry: AxisSharding) -> int | None:
-    """Number of the signature that `entry` writes, or None."""
+    """Number of the operator's signature with the placements of `entry`, or None."""
     table = evaluator.tables.linkage.types[unit_type].signatures[offset]
     for index, signature in enumerate(table):
         if AxisSharding.of(signature) == entry:
