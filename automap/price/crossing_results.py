@@ -1,7 +1,7 @@
 """Results that cross out of a unit and that its backward pass needs, such as those of a ReLU.
 
-The next unit often keeps them too, as operands, but they are in memory once. So the unit that reads such a result
-counts it, as it arrives, and the unit that makes it does not, unless a chunk ends between the two.
+The next unit often saves them too, as operands, but they are in memory once. So the bytes of such a result count in the
+unit that reads it, and not in the unit that makes it, unless a chunk ends between the two.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ir.blocks import Blocks
 
 
 def leave_results_behind(arrays: Arrays, spans: Ints, boundary_out: Ints, blocks: Blocks) -> None:
-    """Marks the results that are left to the units after their own, and the units that count them.
+    """Marks the results whose bytes count in the next unit, and the operands by which the next units count them.
 
     Args:
         arrays: the tables of the kernels; fields of operands are written.
@@ -46,8 +46,16 @@ def leave_results_behind(arrays: Arrays, spans: Ints, boundary_out: Ints, blocks
 
 
 def _agreed(blocks: Blocks, makers: set[int], readers: set[int]) -> tuple[set[int], set[int]]:
-    """The unit types of some whose results all units after them count, and those that count them: results of all units
-    before them are left to them."""
+    """Unit types whose results count in the next unit, and unit types that count the result of the unit before.
+
+    Units of one type must agree. A type is in the first set if all types that follow it are in the second one, and in
+    the second set if all types that precede it are in the first one. The largest such sets are returned.
+
+    Args:
+        blocks: the units of the model.
+        makers: types with a result that crosses out and that their backward pass needs.
+        readers: types that read the tensor which crosses into them.
+    """
     pairs = defaultdict[int, set[int]](set), defaultdict[int, set[int]](set)
     for unit, following in itertools.pairwise(blocks.units):
         pairs[0][unit.type].add(following.type)

@@ -1,9 +1,10 @@
-"""Which kernel runs each operator, and the extents that the kernel's time depends on.
+"""The kernel that runs each operator, and the extents of its loops, on which its time depends.
 
 A product of two operands has four classes of loops: batch (in both operands and the result), m (left operand and
-result), n (right operand and result) and k (summed). Fused attention has those of the product that makes its scores,
-and values, the elements of a head of its second product. The factors of the operator's rule fall into them, so a split
-of one factor divides one extent. Independent of the plan. Units: elements.
+result), n (right operand and result) and k (summed). Fused attention has these four, of the product that makes its
+scores, and a fifth class `values`, the elements of a head in its second product. Each factor of an operator's rule
+belongs to one class, so a split of a factor divides the extent of its class. Nothing here depends on the plan. Units:
+elements.
 """
 
 from __future__ import annotations
@@ -48,16 +49,17 @@ _ATTENTION_CLASSES = {"h": BATCH, "g": BATCH, "s": M, "t": N, "d": K, "e": VALUE
 
 
 Classes = tuple[int, ...]
-"""Factor of an operator's rule -> class of loops, or -1."""
+"""[factors] class of the loop of each factor of an operator's rule, or -1."""
 
 
 class KernelShapes:
     """The kernels of a problem's operators.
 
     Args:
-        trained: names of the tensors that depend on parameters.
+        problem: model, cluster and training.
+        trained: names of the tensors that depend on trained parameters.
         blocks: the units of the problem's graph.
-        repeated: tensors inside fused attention that repeat keys or values -> the part that is no repetition.
+        repeated: for tensors inside fused attention that repeat keys or values for several heads, 1 / repetitions.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class KernelShapes:
 
         Args:
             index: number of the operator in the graph.
-            group: what runs as one kernel with it, or None.
+            group: the fused group that it belongs to, or None.
             unit: numbers of the operators of its unit.
         """
         op = self.graph.operators[index]
@@ -110,18 +112,21 @@ class KernelShapes:
 
     @functools.cached_property
     def _is_written_out(self) -> bool:
-        """Whether memory-bound operators run as the graph has them: no trainer fuses convolutional networks."""
+        """Whether every memory-bound operator is a kernel of its own: no trainer fuses those of convolutional
+        networks."""
         return any(op.kind == "BatchNormalization" for op in self.graph.operators)
 
     def _weight(self, op: Operator) -> float:
-        """Half of a backward pass makes gradients of weights where the other operands need theirs too."""
+        """Share of a backward pass that makes gradients of weights: half if other operands need gradients too
+        (assumed)."""
         weights = {name for name in op.inputs if name in self.trained and self._is_weight(name)}
         if not weights:
             return 0.0
         return 0.5 if any(name in self.trained and name not in weights for name in op.inputs) else 1.0
 
     def _heads(self, index: int, op: Operator) -> int:
-        """Operand 0 of the first operator of an attention that is not fused, if it has dims before the scores'."""
+        """See `KernelRow.heads`: 0 for the first operator between the products of an attention that is not fused, if
+        its first operand has more than two dims; else -1."""
         for group in fused_groups(self.graph):
             if group.kind == "attention" and group.unfused is not None and not self.is_fused:
                 is_first = group.unfused.members[0] == index
@@ -130,9 +135,11 @@ class KernelShapes:
         return -1
 
     def _product(self, op: Operator, attention: tuple[int, ...]) -> tuple[KernelRow, Classes] | None:
-        """The kernel of a product of two operands, or None.
+        """The kernel of a product of two operands; None if the operator is none.
 
-        `attention` holds the members of the attention kernel whose scores it makes; empty for other products.
+        Args:
+            op: the operator.
+            attention: members of the fused attention whose scores it makes; empty for other products.
         """
         flops = op.forward_flops.at(1)
         kinds = PRODUCTS | {EXPERT_PRODUCT} | ({"Attention"} if attention else set())
@@ -167,7 +174,7 @@ class KernelShapes:
         )
         if attention:
             return row, tuple(classes)
-        # Slots that stay empty, costs that the user states: the rows are those that the FLOPs stand for.
+        # FLOPs may differ from the extents: experts have empty slots, and users state costs. Rows are scaled to them.
         whole = 2.0 * math.prod(extents.tolist())
         if not math.isclose(flops, whole):
             extents[M] *= flops / whole
@@ -176,10 +183,10 @@ class KernelShapes:
         return row, tuple(classes)
 
     def _convolution(self, index: int, op: Operator) -> tuple[KernelRow, Classes]:
-        """The kernel of a convolution, as the product of its positions and channels with its filters.
+        """The kernel of a convolution as a matrix product.
 
-        Batch are the groups, m the positions of the result (of the input, if it is transposed), n the filters and k the
-        channels of a group; the window is counted apart.
+        The classes of loops are: batch, its groups; m, positions of the result (of the input, if it is transposed); n,
+        filters; k, channels of a group. `KernelRow.window` holds the elements of the window.
         """
         rule = op.rule
         images, weight, out = ({f for dim in dims for f in dim} for dims in (*rule.inputs[:2], rule.outputs[0]))
@@ -203,13 +210,19 @@ class KernelShapes:
             if found >= 0:
                 row.extents[found] *= factor.size
                 row.sampled = found if factor.is_batch else row.sampled
-        # Costs that the user states: the rows are those that the FLOPs stand for.
+        # FLOPs may differ from the extents where users state costs. Rows are scaled to them.
         row.extents[M] *= op.forward_flops.at(1) / (2.0 * math.prod(row.extents.tolist()) * row.window)
         return row, tuple(classes)
 
     def _second(self, row: KernelRow, op: Operator, members: tuple[int, ...]) -> None:
-        """Writes what the second product of an attention differs in from the first, `op`: elements of a head of values,
-        and heads of keys and values, which the kernel reads once for all queries that share them."""
+        """Completes the kernel of an attention by its second product: elements of a head of values, and the number of
+        heads of keys and values over that of queries.
+
+        Args:
+            row: the kernel, from the first product; written.
+            op: the first product, or the `Attention` operator.
+            members: operators of the attention.
+        """
         if op.kind == "Attention":
             row.kv_share = 1.0 / math.prod(factor.size for factor in op.rule.factors if factor.name == "g")
             return
@@ -221,8 +234,8 @@ class KernelShapes:
             row.extents[VALUES] = math.prod(second[0].extents.tolist()) / pairs
 
     def _masked(self, row: KernelRow, members: tuple[int, ...], unit: range) -> KernelRow:
-        """The kernel of an attention with what it reads of the keys: the mean of all units of its type, of which some
-        may have a window and others none."""
+        """Adds to the kernel of an attention which keys it reads. This is the mean over all units of its type, since
+        some of them may have a window and others none."""
         anchor = next(i for i in members if i in self.visible) - unit.start
         kind = next(one.type for one in self.blocks.units if one.start == unit.start)
         places = [one.start + anchor for one in self.blocks.units if one.type == kind]
@@ -234,7 +247,7 @@ class KernelShapes:
         return self._parameter(name) is not None
 
     def _parameter(self, name: str) -> str | None:
-        """The parameter that a tensor is, or is a view of."""
+        """Name of the parameter that a tensor is or is a view of; None if there is none."""
         while self.graph.tensors[name].role != "parameter":
             index = self.graph.producer.get(name)
             if index is None or not self.graph.operators[index].is_view:
@@ -243,7 +256,10 @@ class KernelShapes:
         return name
 
     def _piece(self, row: KernelRow, op: Operator, unit: range) -> KernelRow:
-        """Products of one input with the pieces of one fused weight run as one: each takes its part of the time."""
+        """Completes the kernel of a product with a piece of a fused weight.
+
+        All products of one input with pieces of one weight run as one kernel, and each has its share of the time.
+        """
         source = self.fused_source(op) if row.kind == PRODUCT else None
         if source is None:
             return row
@@ -257,7 +273,7 @@ class KernelShapes:
         return row
 
     def fused_source(self, op: Operator) -> tuple[str, str] | None:
-        """Data input and fused weight of a product with a piece."""
+        """Names of the data input and of the fused weight of a product with a piece of it; None for other operators."""
         for weight, data in ((1, 0), (0, 1)):
             name = self._parameter(op.inputs[weight]) if len(op.inputs) > 1 else None
             if name is not None and name in self.graph.pieces:

@@ -1,4 +1,5 @@
-"""What the operand rows of a unit type say of each other: what makes an operand, and what else reads it or keeps it."""
+"""The fields of operand rows that refer to other rows of the same unit type: which rows make a tensor, read it too, or
+save the same memory."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ class UnlinkedRows(NamedTuple):
     operands: Sequence[OperandRow]
     tensors: Sequence[TensorRow]
     copies: Sequence[object]
-    """What the copies of operands are told apart by, for each operand row."""
+    """For each operand row, a key of the copy that its operator reads: rows with equal keys read the same copy."""
 
 
 def link_operands(rows: UnlinkedRows, first: int) -> None:
-    """Fills what operand rows say of others, for the unit type whose operators begin at row `first`, the last one."""
+    """Fills these fields for the last unit type of the tables, whose operators begin at row `first`."""
     begin = rows.operators[first].first_operand
     _link_readers(rows, begin)
     _link_makers(rows, begin)
@@ -76,7 +77,7 @@ def _beside(rows: UnlinkedRows, operand: OperandRow) -> set[int]:
 
 
 def _behind(rows: UnlinkedRows, operand: OperandRow) -> set[int]:
-    """The rows that read what views, and other operators on parameters alone, make of an operand."""
+    """The rows that read the results which views, and other operators on parameters alone, compute from an operand."""
     found: set[int] = set()
     left = [operand.next_reader]
     while left:

@@ -1,4 +1,4 @@
-"""Which operators of a unit the recompute modes run again, under the target of a problem."""
+"""The operators of a unit that each recompute mode recomputes, under the target of a problem."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ir.layers import layer_types, layers_of_modules
 
 
 class RecomputeMasks:
-    """The masks of one problem, each made when it is first asked for."""
+    """The masks of one problem, each computed at first use."""
 
     def __init__(self, problem: Problem, tables: Tables) -> None:
         self._graph, self._target = problem.graph, problem.target
@@ -24,7 +24,7 @@ class RecomputeMasks:
         self._distinct: dict[tuple[int, tuple[str, ...]], tuple[Mask, Ints]] = {}
 
     def of(self, unit_type: int) -> Mapping[str, Mask]:
-        """Recompute mode -> [operators] which operators of a unit type run again."""
+        """Recompute mode -> [operators] whether each operator of a unit type is recomputed."""
         if unit_type not in self._known:
             rows = self._tables.rows(unit_type)
             nothing = np.zeros(len(rows), dtype=np.bool_)
@@ -38,9 +38,9 @@ class RecomputeMasks:
         return self._known[unit_type]
 
     def distinct(self, unit_type: int, modes: tuple[str, ...]) -> tuple[Mask, Ints]:
-        """[masks, operators] the distinct masks of some modes, and [modes] which of them each mode has.
+        """[masks, operators] the distinct masks of some modes, and [modes] the number of each mode's mask.
 
-        Where nothing is left of attention to run again, two modes are the same.
+        Modes may have the same mask: without attention, selective recomputation recomputes nothing.
         """
         key = unit_type, modes
         if key not in self._distinct:
@@ -51,20 +51,23 @@ class RecomputeMasks:
         return self._distinct[key]
 
     def is_frozen(self, unit_type: int) -> bool:
-        """Whether a unit has no backward pass, for nothing in it or before it is trained: it runs nothing again."""
+        """Whether a unit has no backward pass, since nothing in it or before it is trained; it is never recomputed."""
         graph, unit = self._graph, self._blocks.representative(unit_type)
         return not any(graph.runs_backward(op) for op in graph.operators[unit.start : unit.stop] if op.is_live)
 
     @functools.cached_property
     def _runs_whole_again(self) -> frozenset[int] | None:
-        """The types of units that may run again as a whole; None = all."""
+        """The types of units that may be recomputed as a whole; None = all."""
         if self._target is None or not self._target.layers_only:
             return None
         is_whole = self._target.grain != "operators"
         return (layers_of_modules if is_whole else layer_types)(self._graph, self._blocks)
 
     def _between_modules(self, unit_type: int) -> Mask:
-        """[operators] which keep something and are code of no module but the whole: modules do not run them again."""
+        """[operators] whether an operator saves activations and belongs to no module but the whole model.
+
+        Such operators are not recomputed where modules are.
+        """
         graph, unit = self._graph, self._blocks.representative(unit_type)
         return np.array(
             [

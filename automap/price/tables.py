@@ -1,7 +1,7 @@
-"""Tables: a problem's graph as flat arrays, one row an operator of each unit type, for the compiled kernels.
+"""Tables: a problem's graph as flat arrays for the compiled kernels, with one row for each operator of each unit type.
 
-Everything here belongs to the problem and to no plan. What a row says is in `automap.price.kernels.records`. Units:
-elements, bytes, FLOPs, seconds.
+Everything here belongs to the problem and to no plan. The fields of the rows are described in
+`automap.price.kernels.records`. Units: elements, bytes, FLOPs, seconds.
 """
 
 from __future__ import annotations
@@ -56,19 +56,19 @@ from ir.loss import scores_of_losses
 from ir.operators.experts import token_copies
 
 RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
-"""Kinds whose positions are computed one after the other."""
+"""Kinds of operators that compute the positions of a sequence one after the other."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tables:
-    """The tables of a problem; unit type t has the operator rows spans[t]..spans[t+1]."""
+    """The tables of a problem; unit type t has the operator rows from spans[t] to spans[t + 1] - 1."""
 
     linkage: Linkage
     """Unit types, linkage groups and signatures of the graph."""
     graph: Graph
     """The graph of the problem."""
     arrays: Arrays
-    """What the kernels read."""
+    """The tables for the kernels."""
     spans: Ints
     """[types + 1] first operator row of each unit type."""
     type_of: Ints
@@ -106,11 +106,11 @@ class _Builder:
         self.token_copies = token_copies(self.graph.operators, self.graph.tensors)
         self.names: list[str] = []
         self.copies: list[object] = []
-        """What the copies of an operand are told apart by, for each operand row: products with pieces of one weight
-        read one copy."""
+        """For each operand row, a key of the copy that its operator reads: products with pieces of one weight read the
+        same copy."""
         self.spans = [0]
         self.is_uneven = True
-        """Whether dims of the operators of the present type may be shared unevenly."""
+        """Whether dims of the operators of the unit type that is being added may be split unevenly."""
 
     def add_type(self, unit_type: int) -> None:
         unit = self.linkage.blocks.representative(unit_type)
@@ -171,12 +171,12 @@ class _Builder:
         self.spans.append(len(self.operators))
 
     def _hand_on(self, unit_type: int, unit: Unit, first: int, local: Mapping[str, int]) -> None:
-        """Notes which tensors later units read as carried ones, and which cross after the unit beside its boundary.
+        """Marks the tensors that cross out of the unit beside its boundary tensor, to be read by later units.
 
         Args:
             unit_type: number of the type.
             unit: its first unit.
-            first: operator row with which it begins.
+            first: row of its first operator.
             local: name of a tensor of the unit -> its row.
         """
         blocks, opening = self.linkage.blocks, self.operators[first]
@@ -191,7 +191,7 @@ class _Builder:
             for name in passed:
                 self._add_tensor(self.graph.tensors[name], None, first, None)
             rows = self.tensors[opening.passes :]
-            # Their bytes together, as those of one tensor.
+            # One row stands for all of these tensors, with the sum of their bytes.
             fixed, per_sample = (
                 sum(getattr(row, name) * row.element_bytes for row in rows)
                 for name in ("fixed_elements", "elements_per_sample")
@@ -200,13 +200,14 @@ class _Builder:
             rows[0].fixed_elements, rows[0].elements_per_sample, rows[0].element_bytes = fixed, per_sample, 1.0
 
     def _fused(self, unit: Unit, offset: int) -> FusedGroup | None:
-        """The group of an operator; one that reaches over the unit's end is run operator by operator."""
+        """The fused group of an operator, or None; a group that crosses the unit's end is not fused."""
         group = self.fused.get(unit.start + offset)
         inside = group is not None and unit.start <= group.members[0] and group.members[-1] < unit.stop
         return group if inside else None
 
     def _copy_share(self, index: int, group: FusedGroup | None, name: str) -> float:
-        """Bytes of the copy that an operator reads of an operand, over those of the operand; 0 = it reads no copy."""
+        """Bytes of the copy in another number format that an operator reads of an operand, over the bytes of the
+        operand; 0 if it reads no copy."""
         own = index if group is None else host_of(self.graph, group)
         casts = self.execution.casts.get(own, ())
         return next((cast.copy / cast.source for cast in casts if cast.tensor == name), 0.0)
@@ -257,7 +258,7 @@ class _Builder:
         return index
 
     def _pieces(self, name: str) -> int:
-        """Into how many pieces the parameter was split that `name` is one of."""
+        """Number of pieces into which the parameter with the piece `name` was split; 1 for a whole parameter."""
         whole = self.graph.pieces[name][0] if name in self.graph.pieces else None
         return sum(piece[0] == whole for piece in self.graph.pieces.values()) if whole else 1
 
@@ -319,7 +320,7 @@ class _Builder:
         self.kernels.append(kernel)
 
     def _add_casts(self, index: int, kernel: KernelRow) -> None:
-        """Adds what converting the operands of an operator costs; products with pieces of one weight share it."""
+        """Adds the cost of converting the operands of an operator; products with pieces of one weight share it."""
         if kernel.kind in (MEASURED, INSIDE):
             return
         casts = [(cast.tensor, cast.moved) for cast in self.execution.casts.get(index, ())]
@@ -334,7 +335,7 @@ class _Builder:
             kernel.casts += kernel.share
 
     def _steps(self, op: Operator) -> float:
-        """Positions of a recurrent layer: each is computed after the one before, by a kernel of its own."""
+        """Number of positions of a recurrent layer, each of which is computed by a kernel of its own."""
         return float(self.graph.tensors[op.inputs[0]].shape[dict(op.attributes).get("layout", 0)])
 
     def _add_signatures(self, op: Operator, table: tuple[Signature, ...], classes: Classes) -> None:
@@ -345,7 +346,7 @@ class _Builder:
             if exchange is not None and exchange.name == "batch_norm" and is_local:
                 exchange = None
             forward = exchange.forward_bytes if exchange else (0.0, 0.0)
-            # What has no gradient sends none back.
+            # A tensor without gradient needs no collective in the backward pass.
             backward = exchange.backward_bytes if exchange and op.inputs[0] in self.graph.trained else (0.0, 0.0)
             self.signatures.append(
                 SignatureRow(
@@ -373,9 +374,9 @@ class _Builder:
 
 
 def _repeated(graph: Graph, groups: AbstractSet[FusedGroup]) -> dict[str, float]:
-    """Tensors inside fused attention that repeat keys or values for several heads -> the part that is no repetition.
+    """For each tensor inside fused attention that repeats keys or values for several heads, 1 / repetitions.
 
-    The kernel reads each head once, and that is what ranks exchange.
+    The kernel reads the heads of keys and values before their repetition, and ranks send these.
     """
     found: dict[str, float] = {}
     for group in groups:

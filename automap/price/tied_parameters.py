@@ -1,6 +1,6 @@
 """Tied parameters: parameters that two units read, such as an embedding that is the output layer as well.
 
-Each rank whose units read one holds it, and its gradient is added up between these ranks.
+Each pipeline rank with a unit that reads a tied parameter holds it, and these ranks add up its gradient.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from automap.problem import Problem
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tie:
-    """A parameter that is read by two units of a plan, called the first and the other one."""
+    """A parameter that two units of a plan read, called the first and the other unit."""
 
     name: str
     """Name of the parameter."""
     ranks: tuple[int, int]
-    """Pipeline ranks of the first and of the other unit; twice that of the other unit if this rank holds the parameter
-    for an earlier unit anyway."""
+    """Pipeline ranks of the first and of the other unit. If the rank of the other unit holds the parameter for an
+    earlier unit, both are that rank."""
     before: tuple[Segment, ...]
-    """Units that read it before on the rank of the other unit; if the ranks differ, all units of the first rank."""
+    """If the ranks are equal: earlier units of the rank that read the parameter. Else: all units of the first rank that
+    do."""
     others: tuple[Segment, ...]
-    """The other unit; if the ranks differ, all units of its rank."""
+    """If the ranks are equal: the other unit. Else: all units of the other rank that read the parameter."""
 
 
 class TiedParameters:
@@ -45,7 +46,7 @@ class TiedParameters:
 
     @functools.cached_property
     def parameters(self) -> tuple[tuple[str, int, int], ...]:
-        """Parameters that two units read: name, first unit, other unit."""
+        """For each tied parameter and each further unit that reads it: its name, the first unit, the further unit."""
         graph, readers = self.problem.graph, {}
         unit_of = {}
         for number, unit in enumerate(self.tables.linkage.blocks.units):
@@ -59,7 +60,7 @@ class TiedParameters:
         return tuple(found)
 
     def ties(self, lowered: LoweredPlan) -> list[Tie]:
-        """Parameters read by two units of a plan."""
+        """The ties of a plan."""
         units_of_ties = {unit for _, one, other in self.parameters for unit in (one, other)}
         home: dict[int, tuple[int, Segment]] = {}
         num_ranks = len(lowered.layout.stages)
@@ -86,11 +87,12 @@ class TiedParameters:
         return found
 
     def rows(self, lowered: LoweredPlan, chosen: Ints | None = None, ties: Sequence[Tie] | None = None) -> Rows:
-        """What `step` must know of the tied parameters of a plan, rows of `TieRow`.
+        """Rows of `TieRow` for the tied parameters of a plan.
 
         Args:
+            lowered: the plan.
             chosen: [operators, axes] signatures in place of the plan's.
-            ties: what `ties` returns for the plan, where it is known.
+            ties: the ties of the plan, if they are known.
         """
         ties = self.ties(lowered) if ties is None else ties
         rows = np.zeros(len(ties), dtype=TIE_DTYPE)
@@ -98,7 +100,7 @@ class TiedParameters:
         known: dict[tuple[object, ...], Rows] = {}
 
         def read(name: str, segments: Sequence[Segment]) -> Rows:
-            """[axes] what units read of a parameter; many ties read what others do, and one unit more."""
+            """[axes] the `ReadingRow` of a parameter by some units, computed from that by all but the last of them."""
             key = (name, *map(id, segments))
             if key not in known:
                 if len(segments) > 1:
@@ -128,7 +130,7 @@ class TiedParameters:
         return rows
 
     def reader(self, name: str, unit: int) -> int:
-        """Operand row of a unit's type that reads a parameter first."""
+        """First operand row of a unit's type that reads a parameter."""
         if (name, unit) not in self._readers:
             where, operators = self.tables.linkage.blocks.units[unit], self.problem.graph.operators
             read = next(i for i in range(where.start, where.stop) if name in operators[i].inputs)

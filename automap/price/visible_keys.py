@@ -1,7 +1,7 @@
-"""Which keys a trainer's attention kernel reads: all, those that a causal mask shows, or those of a window.
+"""The keys that a trainer's attention kernel reads: all keys, those of a causal mask, or those of a window.
 
-Independent of the plan: ranks that share heads, queries or keys read the same share of what they have. Units: shares of
-the keys.
+They do not depend on the plan: however heads, queries or keys are split over ranks, each rank reads the same share of
+its keys. Units: shares of the keys.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ir.groups import fused_groups
 
 
 def visible_keys(problem: Problem) -> Mapping[int, Visible]:
-    """What the kernel of each attention reads, by the index of its `Softmax` or `Attention` operator."""
+    """The keys that the kernel of each attention reads, by the index of its `Softmax` or `Attention` operator."""
     skips = problem.trainer.skips_windows
     return {index: _visible(mask, skips) for index, mask in attention_masks(problem.graph).items()}
 
@@ -35,14 +35,15 @@ def visible_shares(problem: Problem) -> Mapping[int, float]:
 
 
 def has_ring(problem: Problem) -> bool:
-    """Whether keys and values of a split sequence travel round a ring: not where the kernel skips windows, because
-    Transformer Engine refuses them there (context_parallel.py, attn_forward_func_with_cp)."""
+    """Whether the trainer sends keys and values of a split sequence round a ring. It does not if the kernel skips keys
+    outside windows, since Transformer Engine does not support both together (context_parallel.py,
+    attn_forward_func_with_cp)."""
     known = (ALL_KEYS, EARLIER_KEYS)
     return problem.trainer.ring_attention and all(found in known for found in visible_keys(problem).values())
 
 
 def mean_of(found: list[Visible]) -> Visible:
-    """What several attentions read on average."""
+    """The mean of several attentions."""
     return Visible(*(sum(numbers) / len(found) for numbers in zip(*found, strict=True)))
 
 
