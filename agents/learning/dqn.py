@@ -4,17 +4,18 @@ It is stable-baselines3's DQN, adapted to the search for plans (`benchmarks/dqn_
 worth):
 
 - The action mask is part of the observation, so that acting and the maximum of the targets consider legal values only.
-- Behind every legal value a completion is at hand, with its price (`automap.bounds.known_plans`). What it reaches can
-  be reached, so the network only adds how much more there is: Q(s, a) = -scale * completion(s, a) + f(s, a). An
-  untrained network follows the best known plan and changes what improves it by itself.
-- Targets are no less than what the completion reaches, nor than what the episode really reached.
+- For every legal value there is a *completion*: a complete plan with this value whose other decisions follow a known
+  plan, and its price (`automap.bounds.known_plans`). The return of the completion can certainly be reached, so the
+  network only predicts how much more is possible: Q(s, a) = -scale * completion(s, a) + f(s, a). With an untrained
+  network, an episode follows the best known plan and changes single decisions that improve it.
+- A target is at least the return of the completion, and at least the return that the episode really reached.
 - Episodes visit all promising meshes, or begin with a good plan and decide a part of it again
-  (`agents.learning.exploration`; as in Go-Explore, arXiv 1901.10995). What the best plan of their mesh decides is shown
-  to the network.
-- Elimination solves the skeletons of some visits, and the episode is rewarded with what this leads to, as in the
-  network's training (`agents.learning.solved_skeletons`).
-- The tree of what has been explored (`agents.learning.search_tree`) keeps the search from plans that are known already,
-  and from plans whose bound says that they cannot be the best.
+  (`agents.learning.exploration`; as in Go-Explore, arXiv 1901.10995). The network is shown the decisions of the best
+  plan of the mesh.
+- Elimination solves the skeletons of some visits, and the reward is that of the plan found, as in the network's
+  training (`agents.learning.solved_skeletons`).
+- A tree of what has been explored (`agents.learning.search_tree`) excludes plans that are known already, and plans that
+  by their lower bound cannot be the best.
 """
 
 from __future__ import annotations
@@ -52,19 +53,20 @@ from envs.hybrid import HybridDecisions
 from envs.kernels import ACTION_FEATURES, STATE_FEATURES
 
 FIRST_PLANS, FIRST_SHARE = 8, 0.125
-"""Plans, and share of a budget, with which a search learns before skeletons are solved, at most: one plan of each
-episode that runs side by side. Episodes that follow completions sometimes come near the best plan with so few plans; of
-ten problems of `benchmarks/dqn_alone.py` 32 plans brought no other one there."""
+"""Largest number of plans, and share of a budget, for learning before skeletons are solved: one plan for each of the
+episodes that run at the same time. Episodes that follow completions sometimes come near the best plan with so few
+plans. On ten problems of `benchmarks/dqn_alone.py`, 32 plans led no further problem there."""
 FIRST_PROPOSALS = 9
-"""Plans that the network proposes before skeletons are solved, at most: the one that it rates best, and as many as are
-decided side by side. With these, VGG-19 on 2 hosts of 8 V100 becomes 1.6 times faster than with templates. On the ten
-problems, visits lead to good plans sooner than further proposals, or skeletons that the network proposes, do."""
+"""Largest number of plans that the network proposes before skeletons are solved: the one that it rates best, and one
+for each of the episodes that run at the same time. With these, VGG-19 on 2 hosts of 8 V100 becomes 1.6 times faster
+than with templates. On the ten problems, visits lead to good plans sooner than further proposals do, of plans or of
+skeletons."""
 REVISION_NOISE = 0.4, 4.5
 """Least and largest scale of the Gumbel noise with which the first decision of a revision is drawn."""
 
 
 class MaskedDQN(DQN):
-    """stable-baselines3's DQN with masked exploration and targets that are no less than what is known to be reached.
+    """stable-baselines3's DQN with masked exploration, and targets that are at least the return that can be reached.
 
     Attributes:
         parameters: the hyperparameters.
@@ -113,7 +115,7 @@ class MaskedDQN(DQN):
         return actions, actions
 
     def act(self, observation: Observation) -> npt.NDArray[Any]:
-        """[episodes] an open action of each episode."""
+        """[episodes] an action of each episode that is legal and, if possible, open in the search tree."""
         with torch.no_grad():
             q = self.q_net({k: torch.as_tensor(v) for k, v in observation.items()}).numpy()
         seen = observation["observation"][:, STATE_FEATURES:].reshape(len(q), MAX_ACTIONS, ACTION_FEATURES)
@@ -141,22 +143,22 @@ class MaskedDQN(DQN):
             number: number of the episode.
             slot: slot that it decides.
             legal: [n] actions.
-            q: [n] what the network rates them.
-            completion: [n] the part of it that completions say.
+            q: [n] their Q values.
+            completion: [n] the part of the Q values that comes from completions.
         """
         guide, noise = self.guides[number], self.guides[number].noise
         rated = completion + guide.trust * (q - completion)
         episodes, at = self.plan_env.place(number)
         if guide.is_revision and guide.base is None and guide.taught is not None and episodes.num_decisions[at] == 0:
             noise = float(np.exp(self.rng.uniform(*np.log(REVISION_NOISE))))
-            # Where memory leaves no other value, this one is taken again.
+            # The first decision of a revision must differ from the plan, unless this is the only value that fits.
             rated = np.where(legal == guide.taught[slot], FORBIDDEN, rated)
         if noise > 0.0:
             rated = rated + noise * self.rng.gumbel(size=len(legal))
         return int(legal[rated.argmax()])
 
     def _shown(self, number: int, slot: int) -> int:
-        """The action that the teacher's plan takes, as long as the decisions of an episode agree with it, or -1."""
+        """The teacher's action at a slot; -1 where there is none, or where the episode has left the teacher's plan."""
         plan = self.guides[number].taught
         if plan is None or slot < self.guides[number].shown_from:
             return -1
@@ -166,7 +168,7 @@ class MaskedDQN(DQN):
         return int(plan[slot]) if is_near else -1
 
     def _random_action(self, features: npt.NDArray[Any], legal: Ints) -> int:
-        """A random action; half of the time, those after which a good completion is at hand are likelier."""
+        """A random action. In half of the cases, actions with better completions are more likely."""
         weights = np.ones(len(legal))
         if self.rng.random() < 0.5:
             weights = np.exp(-features[:, LOSS].astype(np.float64))
@@ -193,10 +195,11 @@ class MaskedDQN(DQN):
         self._n_updates += gradient_steps
 
     def targets(self, batch: Batch) -> torch.Tensor:
-        """[batch] reward and best continuation, no less than what the episode or the completion reaches.
+        """[batch] reward plus the value of the best next action; at least the return of the episode and of the
+        completion.
 
-        The network chooses the continuation and its copy rates it (double Q-learning, arXiv 1509.06461), since the
-        maximum of uncertain ratings is too high.
+        The online network chooses the next action and the target network rates it (double Q-learning, arXiv
+        1509.06461), because the maximum of uncertain ratings would be too high.
         """
         online, copy = self.q_net, self.q_net_target
         at_hand = torch.maximum(batch.returns, -REWARD_SCALE * batch.actions[:, COMPLETION])
@@ -207,16 +210,17 @@ class MaskedDQN(DQN):
         chosen = rated >= best[batch.following]
         again = copy.rate(batch.next_states[chosen], batch.next_actions[chosen])
         best = nothing.scatter_reduce(0, batch.following[chosen], again, "amax")
-        # Nothing follows the last decision of an episode.
+        # The last decision of an episode has no next action.
         target = batch.rewards + torch.where(best == -torch.inf, 0.0, best)
         return torch.maximum(target, at_hand)
 
 
 def taught_loss(network: MaskedQNetwork, batch: Batch) -> torch.Tensor:
-    """Mean cross-entropy of the actions that a teacher showed, where an action is drawn with a chance of exp(Q).
+    """Mean cross-entropy of the actions that a teacher showed, with probabilities softmax(Q) over the legal actions.
 
-    DQfD (arXiv 1704.03732) has a margin in its place. A margin only asks that the teacher's action is rated best; the
-    cross-entropy makes ratings say how sure they are, which decides what is tried beside the best-rated action.
+    DQfD (arXiv 1704.03732) has a margin in its place. A margin only requires that the teacher's action is rated best.
+    With the cross-entropy, differences of ratings also express how sure they are; exploration with noise depends on
+    this.
     """
     rated = network.rate(batch.states[batch.taught], batch.taught_actions)
     floor = torch.full_like(batch.rewards, -torch.inf)
@@ -233,7 +237,7 @@ def new_agent(
     kind: type[MaskedDQN] = MaskedDQN,
     tree: SearchTree | None = None,
 ) -> MaskedDQN:
-    """An untrained agent that uses one thread; without `tree` it may meet plans again that it knows."""
+    """An untrained agent that uses one thread; without `tree` it may decide the same plan more than once."""
     torch.set_num_threads(1)
     agent = kind(env, parameters, seed, tree)
     # Without a logger of its own, stable-baselines3 leaves a folder behind for every search.
@@ -268,7 +272,7 @@ class Watch(BaseCallback):
             self._guide(number)
 
     def _solved_s(self, skeletons: SolvedSkeletons, number: int, finished: Finished) -> float:
-        """Step time as which an episode is rewarded: its plan's, or that of what solving its skeleton leads to."""
+        """Step time by which an episode is rewarded: that of its plan, or that of its skeleton's solution if faster."""
         if not self._agent.guides[number].is_solved or self.incumbent.finished:
             return finished.worth_s
         values = skeletons.solve(finished.values)
@@ -279,12 +283,12 @@ class Watch(BaseCallback):
         return min(solved_s, finished.worth_s)
 
     def _on_end(self, number: int) -> None:
-        """Takes what an episode has found, before the next one begins in its place."""
+        """Records what an episode has found, before the next one begins in its place."""
         self._env.keep(number)
         ended, found = self._episodes.finished(number), self._episodes.best_completion(number)
         if not self.incumbent.finished:
             self.meshes.add(ended.values, ended.worth_s)
-            # Revisions and episodes side by side may come to one plan.
+            # Revisions, and episodes that run at the same time, may end with the same plan.
             if ended.values not in self._priced:
                 self._priced.add(ended.values)
                 self.incumbent.add(ended.values, ended.step_time_s, ended.overflow)
@@ -332,14 +336,14 @@ def run_dqn(
         incumbent: takes every plan that is found.
         seed: seed of network, replay and exploration.
         templates: templates of the space with their prices.
-        start: plans that are known beside the templates; they are not credited to the DQN.
+        start: further plans that are known at first; they are not credited to the DQN.
         parameters: hyperparameters; None = the default ones.
         decisions: which slots the agent decides.
-        network: folder of the network that the search begins with, which proposes the first plans; None = an untrained
-            one, with which the search also goes on, after a warning, where the folder cannot be read.
-        proposals: number of plans that are proposed, where there is a network. Where all slots are decided, it is
-            `FIRST_PROPOSALS` at most, and the search learns for a while after the first of them, without solving
-            skeletons. 0 = nothing is proposed, and skeletons are solved from the beginning.
+        network: folder of the network with which the search begins, and which proposes the first plans; None = an
+            untrained one. If the folder cannot be read, there is a warning, and an untrained one is used.
+        proposals: number of plans that the network proposes. If the agent decides the whole plan, these are at most
+            `FIRST_PROPOSALS`, and the search learns for a while after the first proposal, without solving skeletons. 0
+            = nothing is proposed, and skeletons are solved from the beginning.
     """
     parameters, space = parameters or Hyperparameters(), incumbent.space
     episodes = Episodes(decisions(space), parameters.num_envs, incumbent.table, known=templates)
@@ -393,7 +397,7 @@ def _learn(
     Args:
         incumbent, seed, parameters, network: see `run_dqn`.
         episodes: episodes of the problem.
-        tree: what of them has been explored.
+        tree: what the episodes have explored.
         skeletons: solves the skeletons of some visits; None = none are solved.
     """
     if incumbent.finished or tree.is_exhausted:
