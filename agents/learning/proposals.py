@@ -1,9 +1,9 @@
 """Proposals: plans of a network that was trained on other problems, without further training.
 
 The network comes with the package (`agents/learning/pretrained_network`, made by `automap train-agent`). The first plan
-takes the actions that the network rates best. For the other plans, noise is added to the ratings; there is more of it
-on the few decisions about the mesh, on which all others depend. Plans that were found before are known to later ones as
-completions. No plan is proposed twice, and none whose lower bound is above the best plan.
+takes the actions that the network rates best. For the other plans, noise is added to the ratings, and more noise to
+those of the few decisions about the mesh, on which all others depend. Completions of later plans use the plans found
+before. No plan is proposed twice, and none whose lower bound is above the step time of the best plan.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NETWORK = Path(__file__).parent / "pretrained_network"
 PROPOSALS = 64
 """Number of plans that are proposed at the beginning of a search."""
 SIDE_BY_SIDE = 8
-"""Number of plans that are decided side by side; the next ones know what these have found."""
+"""Number of plans that are decided at the same time."""
 LEAST_NOISE, MOST_NOISE = 0.5, 3.0
 """Scales of the Gumbel noise on ratings. Each plan has one, drawn between the two so that all magnitudes are alike.
 With 1, actions are drawn with the chances that the network was taught (`agents.learning.dqn.taught_loss`)."""
@@ -42,15 +42,15 @@ MESH_KINDS = frozenset(("pp", "tp", "middle", "micro_batches", "virtual"))
 
 
 class Proposed(NamedTuple):
-    """A plan that a network has decided, or has looked at as a whole on the way."""
+    """A plan that a network has decided, or the best completion that it has seen while it decided one."""
 
     values: Values
     step_time_s: float
     overflow: float
     """Overflow of memory, as a share of a device's capacity; at most 0 where the plan fits."""
     expected_s: float
-    """Step time that the network expects when it takes the last decision, in seconds; the plan's own where the network
-    did not decide it."""
+    """Step time in seconds that the network expects when it takes the last decision; that of the plan itself for a
+    completion."""
 
 
 def fitting(found: Sequence[Proposed]) -> list[Values]:
@@ -98,7 +98,7 @@ class Proposals:
 
     Attributes:
         episodes: episodes of the problem.
-        found: the plans so far, also those that fit and that the episodes have only looked at.
+        found: the plans so far, and the best completions that fit.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Proposals:
         Args:
             incumbent: takes every plan that is found.
             episodes: episodes of the problem, at their beginning; they learn of the plans that are found.
-            tree: what of these episodes has been explored.
+            tree: what these episodes have explored.
             network: rates the decisions.
             seed: seed of the noise.
         """
@@ -120,7 +120,7 @@ class Proposals:
             [*(MESH_NOISE if slot.kind in MESH_KINDS else 1.0 for slot in incumbent.space.slots), 0.0]
         )
         self._scale = np.zeros(episodes.count)
-        # The first plan is the one that is rated best; the others begin when it is known.
+        # The first plan follows the ratings without noise; the others begin when it is known.
         self._goes_on = np.arange(episodes.count) == 0
         self._begins = np.zeros(episodes.count, dtype=np.bool_)
 
@@ -186,13 +186,13 @@ class Proposals:
 def _take(
     incumbent: Incumbent, episodes: Episodes, number: int, priced: set[Values], expected_s: float
 ) -> list[Proposed]:
-    """Hands the plan of a finished episode, and the best completion that it saw, to the incumbent and the episodes.
+    """Gives the plan of a finished episode, and its best completion, to the incumbent and to the episodes.
 
     Returns:
         Both; the step time `expected_s` is expected of the first.
     """
     ended, seen = episodes.finished(number), episodes.best_completion(number)
-    # Two episodes side by side may come to one plan.
+    # Two episodes that run at the same time may end with the same plan.
     if ended.values not in priced:
         priced.add(ended.values)
         incumbent.add(ended.values, ended.step_time_s, ended.overflow)

@@ -1,15 +1,15 @@
 """Proposed skeletons: the network decides the skeletons of plans, and elimination finds the best signatures of each.
 
-A plan of a real model has hundreds of decisions, and most of them are signatures. Given all decisions before them, its
-skeleton, elimination solves the signatures together in some hundredths of a second (`agents.planners.elimination`), so
-the network need not decide them one by one. What it is asked for is what elimination cannot know: which mesh,
-micro-batches, cuts, levels of recomputation and ZeRO stage are worth a solve.
+A plan of a real model has hundreds of decisions, and most of them are signatures. The decisions before the signatures
+are its *skeleton*. Given a skeleton, elimination finds all signatures together in some hundredths of a second, a
+*solve* (`agents.planners.elimination`), so the network need not decide them one by one. It only decides what
+elimination cannot: the mesh, micro-batches, cuts, levels of recomputation and ZeRO stage.
 
-They are solved in turn with skeletons of other meshes that are promising with the signatures of the best plans so far
-(`agents.planners.promising`): where memory is scarce, the best mesh is often one whose templates do not fit, and where
-templates do not suit the model, one that is good only with other signatures.
+The proposed skeletons take turns with skeletons of other meshes that are promising with the signatures of the best
+plans so far (`agents.planners.promising`). Where memory is scarce, the best mesh is often one whose templates do not
+fit; where templates do not suit the model, it is often one that is good only with other signatures.
 
-Where few numbers divide the devices of a cluster or the batch, the best pipelines are also divided among unlike stages,
+If few numbers divide the devices of a cluster or the batch, the best pipelines are also divided among unlike stages,
 which the network cannot propose (`agents.planners.pipeline_division`).
 """
 
@@ -42,44 +42,42 @@ from envs.hybrid import HybridDecisions
 SKELETONS = 24
 """Number of skeletons that the network proposes before whole plans (assumed)."""
 SOLVED = 16
-"""Number of these skeletons that are solved at most, the best first, and of `like_the_best` (assumed)."""
+"""Largest number of these skeletons that are solved, and of those of `like_the_best`, the best first (assumed)."""
 SHARE = 0.125
-"""Share of a budget that skeletons and whole plans have at most, each (assumed)."""
+"""Largest share of a budget for skeletons, and the same for whole plans (assumed)."""
 SKELETON_SECONDS, PLAN_SECONDS = 0.52, 0.05
-"""Seconds that skeletons and whole plans have at most, so that everything after the templates ends within a second in
-the mean (`benchmarks/network_gap.py`)."""
+"""Largest numbers of seconds for skeletons and for whole plans, so that a search spends less than a second on average
+on all that follows the templates (`benchmarks/network_gap.py`)."""
 DIVIDED_SECONDS = 0.25
-"""Seconds in which pipelines near the best plan are divided among unlike stages where few numbers divide the devices or
-the batch, but for a division that is under way (assumed)."""
+"""Seconds after which no further division of pipelines among unlike stages begins (assumed)."""
 PROPOSED = 0.15
-"""Share of the seconds of skeletons in which the network proposes them, at most; in the others they are solved
-(assumed)."""
+"""Largest share of the seconds for skeletons in which the network proposes them; the rest is for solves (assumed)."""
 UNLIKE = 1.6
-"""Largest ratio of step times of a template and the best plan so far at which the template is solved because it splits
-work over other axes than all that were solved (assumed)."""
+"""A template that splits work over a new set of axes is solved if it takes at most this many times the step time of the
+best plan so far (assumed)."""
 REACH = 1.6
-"""Largest ratio of the step time that a plan promises and that of the best plan so far at which its skeleton is solved.
-Proposals of the network with a shape from which no descent has begun are solved all the same. On the problems of
-`benchmarks/network_gap.py` 620 of 2,456 descents began farther away, with other shapes left out: they took 11 of 64
+"""The skeleton of a plan is solved if its promised step time is at most this many times that of the best plan so far.
+Proposals of the network are also solved if no descent has begun with their shape. On the problems of
+`benchmarks/network_gap.py`, 620 of 2,456 descents from known shapes began with slower plans: they took 11 of 64
 seconds, and none found a better plan."""
 FURTHER = 0.1
-"""Share of what is left of the budget in which further promising skeletons are solved after these (assumed)."""
+"""Share of the rest of the budget for further promising skeletons (assumed)."""
 MOST_FURTHER = 64
-"""Largest number of these of each kind: with the signatures of good plans, and with those of templates (assumed)."""
+"""Largest number of further skeletons with the signatures of good plans, and of those with templates' (assumed)."""
 
 
 def propose_and_solve(search: SkeletonSearch, templates: Grid, network: ProposalNetwork, *, seed: int) -> list[Values]:
-    """What a network proposes: skeletons, of which the best are solved, and then whole plans.
+    """Lets a network propose skeletons, solves the best of them, and lets it propose whole plans.
 
     Args:
-        search: skeletons that have been solved; takes those that are solved here. Its incumbent takes every plan:
-            proposals of the network, and what solving them gives, are credited to `dqn`, other plans to `elimination`.
+        search: the search of skeletons. Its incumbent takes every plan: proposals of the network, and the plans found
+            by solving them, are credited to `dqn`, other plans to `elimination`.
         templates: the templates with their prices.
         network: rates the decisions.
         seed: seed of the noise on its ratings.
 
     Returns:
-        The distinct plans that fit, of those that the network decided or looked at as a whole; the best last.
+        The distinct plans that fit among the proposed whole plans and their completions, the best last.
     """
     incumbent, slots = search.incumbent, search.space.slots
     divides = has_few_pipelines(search.space) and not is_short(incumbent)
@@ -101,7 +99,7 @@ def propose_and_solve(search: SkeletonSearch, templates: Grid, network: Proposal
         if incumbent.finished:
             return []
         whole = proposals(incumbent, known.joined(search.plans()), network, seed, len(slots))
-        # The first plan, where no skeleton has led to one that fits.
+        # This is the network's first plan only if no skeleton has led to one that fits.
         note_first(incumbent, whole.go_on(1))
         whole.go_on(PROPOSALS - 1)
         incumbent.look_aheads += whole.look_aheads
@@ -109,7 +107,8 @@ def propose_and_solve(search: SkeletonSearch, templates: Grid, network: Proposal
 
 
 def _proposed(search: SkeletonSearch, known: Grid, network: ProposalNetwork, seed: int) -> list[Values]:
-    """Skeletons that a network proposes, the most promising first; the first one that it decides has been solved."""
+    """Skeletons that a network proposes, those with the shortest expected step time first. The first one that the
+    network decides is solved here."""
     incumbent = search.incumbent
     skeletons = proposals(incumbent, known, network, seed, search.space.first.signature)
     skeletons.go_on(1)
@@ -122,15 +121,15 @@ def _proposed(search: SkeletonSearch, known: Grid, network: ProposalNetwork, see
 
 
 def known_before(search: SkeletonSearch, templates: Grid, alike: Ints) -> Grid:
-    """The plans that are known when a network proposes skeletons.
+    """The plans that are known when a network proposes skeletons: from these, completions take their decisions.
 
     Args:
         search: skeletons that have been solved.
         templates: the templates with their prices.
-        alike: [n, slots] what `like_the_best` makes of both.
+        alike: [n, slots] the plans of `like_the_best`.
 
     Returns:
-        The best templates that episodes complete plans with (`best_known`), `alike`, and the best solved plans.
+        The best templates (`best_known`), `alike`, and the best solved plans, all with their prices.
     """
     space = search.space
     chosen = best_known(space, *templates, search.incumbent.table.first.time_s * REFERENCE)
@@ -139,6 +138,7 @@ def known_before(search: SkeletonSearch, templates: Grid, alike: Ints) -> Grid:
 
 
 def _share(incumbent: Incumbent, seconds: float) -> AbstractContextManager[None]:
+    """`SHARE` of the budget; of a budget in seconds alone at most `seconds`."""
     left, left_s = incumbent.left, incumbent.left_s
     if left is not None:
         return incumbent.share(evaluations=int(SHARE * left), seconds=None if left_s is None else SHARE * left_s)
@@ -146,8 +146,9 @@ def _share(incumbent: Incumbent, seconds: float) -> AbstractContextManager[None]
 
 
 def solve_further(search: SkeletonSearch, templates: Grid) -> None:
-    """Solves further promising skeletons, for a tenth of the budget: those with the signatures of the best plans so far
-    and those of templates, in turn. Nothing is done in budgets that are too small for plans to be refined.
+    """Solves further promising skeletons within the share `FURTHER` of the budget; does nothing in small budgets.
+
+    Skeletons with the signatures of the best plans so far, and those with the signatures of templates, take turns.
 
     Args:
         search: the skeletons that were solved; its incumbent takes the plans, credited to `elimination`.
@@ -173,19 +174,18 @@ def _solve(
     *others: Iterable[Values],
     templates: Grid,
 ) -> None:
-    """Solves the skeletons of proposals and of other plans, the best of each first, in turn, until the budget ends or
-    `most` of each are solved; none of those that were taken before, and none twice.
+    """Solves the skeletons of several lists of plans, taking the lists in turn, until the budget ends.
 
-    Every other proposal is the first one of its mesh, micro-batches and virtual stages: those that have these in common
-    often lead to much the same plan.
+    No skeleton is solved twice. Every second proposal is the first one with its mesh, micro-batches and virtual stages,
+    because proposals that have these in common often lead to almost the same plan. After each solve, the template of
+    the best plan is solved too, see `_template_of_best`.
 
     Args:
-        search: the skeletons that are solved.
-        most: see above.
-        proposed: plans that a network has proposed.
-        others: other plans.
-        templates: templates with their prices, of which that of the best plan so far is solved too, see
-            `_template_of_best`.
+        search: the search of skeletons.
+        most: largest number of skeletons of each list.
+        proposed: plans that a network has proposed, the best first.
+        others: further lists of plans, the best first.
+        templates: templates with their prices.
     """
     search.allow((1 + len(others)) * most)
     plans = [_in_turn(search, list(proposed)), *map(iter, others)]
@@ -206,10 +206,11 @@ def _solve(
 
 
 def _template_of_best(search: SkeletonSearch, templates: Grid) -> Values | None:
-    """The most promising template with the shape and the ZeRO stage of the best plan, if no descent began with it.
+    """The most promising template with the shape and the ZeRO stage of the best plan; None if a descent began with it.
 
-    Costs are linear at the plan from which a descent begins, so that another beginning may lead elsewhere. The best
-    plan may have come from signatures of another shape, or from a template with another ZeRO stage.
+    A descent uses costs that are linear at its first plan, so another first plan may lead to another result. The
+    descent to the best plan may have begun with signatures of another shape, or with a template with another ZeRO
+    stage.
     """
     best, values, first = search.incumbent.best, templates.values, search.space.first
     if best is None:
@@ -225,15 +226,20 @@ def _template_of_best(search: SkeletonSearch, templates: Grid) -> Values | None:
 
 
 def _within_reach(search: SkeletonSearch, plans: Ints) -> Mask:
-    """[n] which plans, [n, slots], promise to be no more than `REACH` times as slow as the best plan so far."""
+    """[n] whether plans, [n, slots], promise a step time of at most `REACH` times that of the best plan so far."""
     seconds, overflow = search.space.price(plans).T
     found: Mask = seconds * (1.0 + FITTING * np.maximum(overflow, 0.0)) <= REACH * search.incumbent.best_s
     return found
 
 
 def _near_or_new(search: SkeletonSearch, proposed: Sequence[Values], begun: Collection[Values]) -> list[Values]:
-    """The proposals that are within reach, and the first one of each mesh, micro-batches and virtual stages with which
-    no descent has begun."""
+    """The proposals that are within reach, and the first proposal of each shape with which no descent has begun.
+
+    Args:
+        search: the search of skeletons.
+        proposed: the proposals, the best first.
+        begun: values of the slots of the shape of all plans from which descents have begun.
+    """
     rows = np.array(proposed, dtype=np.int64).reshape(len(proposed), len(search.space.slots))
     found, shapes = [], set(begun)
     for values, is_near in zip(proposed, _within_reach(search, rows).tolist(), strict=True):
@@ -245,13 +251,12 @@ def _near_or_new(search: SkeletonSearch, proposed: Sequence[Values], begun: Coll
 
 
 def _is_open(search: SkeletonSearch, values: Values) -> bool:
-    """Whether the skeleton of a plan was not taken, and a descent from it may lead to another plan."""
+    """Whether the skeleton of a plan was not taken before, and no descent has ended with this plan."""
     return values[: search.space.first.signature] not in search.taken and values not in search.ended
 
 
 def _in_turn(search: SkeletonSearch, plans: Sequence[Values]) -> Iterator[Values]:
-    """The plans that are open, in turn the first one of all and the first one whose mesh, micro-batches and virtual
-    stages no skeleton has that was taken."""
+    """The open plans: alternately the first one, and the first one with a shape that no taken skeleton has."""
     shape = slice(search.space.first.schedule)
     for wants_new in itertools.cycle((False, True)):
         taken = {skeleton[shape] for skeleton in search.taken} if wants_new else ()
@@ -262,10 +267,10 @@ def _in_turn(search: SkeletonSearch, plans: Sequence[Values]) -> Iterator[Values
 
 
 def _solve_unlike(search: SkeletonSearch, promising: Ints) -> None:
-    """Solves the most promising skeleton that splits work over another set of axes than all solved ones, if it is near.
+    """Solves the most promising skeleton that splits work over a new set of axes, if it is near the best plan.
 
-    All templates that split work over these axes may be slow although other signatures are fast there. What is found
-    here is tried on all other meshes with these axes.
+    All templates with these axes may be slow although other signatures are fast. The signatures found here are then
+    tried on all other meshes with these axes.
 
     Args:
         search: the skeletons that are solved.
@@ -285,7 +290,7 @@ def _solve_unlike(search: SkeletonSearch, promising: Ints) -> None:
 
 
 def _plans(rows: Ints) -> Iterator[Values]:
-    """The plans of [n, slots] rows; there may be ten thousands, of which the first ones are asked for."""
+    """The plans of [n, slots] rows, one by one: there may be tens of thousands, of which only the first are needed."""
     return (tuple(row.tolist()) for row in rows)
 
 
@@ -309,15 +314,15 @@ def proposals(incumbent: Incumbent, known: Grid, network: ProposalNetwork, seed:
 
 
 def by_promise(skeletons: Proposals) -> list[Values]:
-    """The distinct plans, those first of which the network expects most."""
+    """The distinct plans, those first with the shortest step time that the network expects."""
     return list(dict.fromkeys(one.values for one in sorted(skeletons.found, key=lambda one: one.expected_s)))
 
 
 def solve_first(search: SkeletonSearch, skeletons: Proposals) -> None:
-    """Solves the first skeleton, so that the others know what it leads to: the first plan of the network.
+    """Solves the first skeleton and notes the result as the network's first plan; later proposals know this plan.
 
-    Where no time is left for the solve, or for all of its decisions, the best plan that deciding it has come across is
-    the first plan.
+    If no time is left for the solve, or for all decisions of the skeleton, the first plan is the best completion of the
+    decisions that were taken.
     """
     if not skeletons.found or search.finished:
         found, is_begun = list(skeletons.found), bool(skeletons.episodes.num_decisions[0])
