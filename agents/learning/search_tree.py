@@ -1,4 +1,4 @@
-"""The search tree: which decisions a search has taken, and after which of them a better plan is still possible."""
+"""The search tree: the decisions that a search has taken, and after which of them a better plan is still possible."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ class _Node:
 
 
 class SearchTree:
-    """What is left to explore.
+    """The tree of all partial plans that episodes have reached, in which actions are open or closed.
 
-    An action is closed where every plan after it has been priced or is, by its bound, no faster than the best plan so
-    far. No closed action is taken while another one is open: no plan is priced twice, and none that cannot be the best.
+    An action is closed if each plan that begins with it has been priced, or is by its lower bound no faster than the
+    best plan so far. A closed action is taken only where no action is open. So as long as one is open, no plan is
+    priced twice and no plan that cannot be the best is priced.
 
     Attributes:
         priced: plans that episodes have decided and priced, also without the tree.
@@ -65,7 +66,7 @@ class SearchTree:
         self._at = [self._root] * episodes.count
 
     def open_actions(self, number: int, legal: Ints) -> Ints:
-        """Open actions of an episode; where none is open, those after which some plan is not priced.
+        """The open actions of an episode; where none is open, those after which a plan has not been priced.
 
         Args:
             number: number of the episode.
@@ -108,7 +109,7 @@ class SearchTree:
         self._at = [self._root] * self._episodes.count
 
     def _close(self, node: _Node) -> None:
-        """Closes the action that leads to a node, and the ones before it after which no action is open any more."""
+        """Closes the action that leads to a node, and each earlier action after which no action is left open."""
         best_s = self.best_s()
         while node.parent is not None:
             parent = node.parent

@@ -1,7 +1,7 @@
-"""Solved skeletons: an episode that decides a skeleton alone is worth the plan that solving the skeleton leads to.
+"""Solved skeletons: episodes that decide only a skeleton are rewarded by the plan that a planner finds for it.
 
-The network is trained on such episodes (`agents.learning.pretraining`). A search has them beside those that decide
-whole plans (`agents.learning.exploration`). The skeleton of a plan is all that it decides before the first signature.
+The skeleton of a plan is all its decisions before the first signature. The network is trained on such episodes
+(`agents.learning.pretraining`), and a search has some of them (`agents.learning.exploration`).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class SolvedSkeletons:
         self._led_to: dict[Values, Values] = {}
 
     def solve(self, values: Values) -> Values:
-        """The plan to which solving the skeleton of a plan leads (`descend`); each skeleton is solved once.
+        """The plan that a descent from a plan finds (`agents.planners.descents`); each skeleton is solved once.
 
-        If this is near the best plan of all, units are also divided among its chunks again, beginning with equally many
-        units in each.
+        If it is near the best plan of the search, units also move between its chunks, starting from equally many units
+        in each chunk.
         """
         search = self._search
         skeleton = values[: search.space.first.signature]
@@ -47,5 +47,5 @@ class SolvedSkeletons:
         return self._led_to[skeleton]
 
     def led_to(self, values: Values) -> Values | None:
-        """The plan to which solving the skeleton of a plan has led; None if it has not been solved."""
+        """The plan that was found for the skeleton of a plan; None if this skeleton has not been solved."""
         return self._led_to.get(values[: self._search.space.first.signature])
