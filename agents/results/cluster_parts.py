@@ -1,7 +1,8 @@
 """Parts of a cluster: some of its devices as clusters of their own.
 
-Equal whole hosts, devices of one host, or all hosts of some kinds (`clusters_within`); and for degrees that do not
-divide the number of devices, the largest parts that they fill (`filled_within`).
+A part is a number of equal whole hosts, some devices of one host, or all hosts with some kinds of devices
+(`clusters_within`). For fixed degrees that do not divide the number of devices, `filled_within` gives the largest parts
+that such plans can fill.
 """
 
 from __future__ import annotations
@@ -22,25 +23,35 @@ from automap.space.mesh_shapes import FEW_TIMES
 from automap.space.shape import divisors
 
 SHARED_BY = (2, 3, 4, 8)
-"""Numbers that the size of a part is a multiple of, where few numbers divide the size of the cluster: sizes of inner
-axes by which the heads and widths of most models can be split (assumed)."""
+"""If few numbers divide the size of a cluster, parts whose sizes are multiples of these numbers are considered too:
+most models have heads and widths that can be split by such sizes of inner axes (assumed)."""
 MOST_KINDS = 3
-"""Kinds of devices of which all sets are parts; of more, the fastest ones are. Templates of all ten sets of four kinds
-took 24 s for T5-large on 32 devices, where the fastest two are the best part."""
+"""Largest number of kinds of devices for which every set of kinds is a part. With more kinds, only the fastest ones
+together are: templates of all ten sets of four kinds took 24 s for T5-large on 32 devices, where the fastest two kinds
+are the best part."""
 
 Within = tuple[Cluster, tuple[int, ...]]
 """A part as a cluster of its own, and [devices of the part] the number of each in the whole cluster."""
 
 
 def clusters_within(cluster: Cluster, batch: int) -> Iterator[Within]:
-    """Equal whole hosts, devices of one host, or all hosts of some kinds, as clusters with their devices' numbers.
+    """Parts of a cluster: equal whole hosts, devices of one host, or all hosts of some kinds.
 
-    The numbers of hosts and of devices are divisors of those of the cluster, the largest number that divides the batch,
-    the largest power of two, which the heads, widths and experts of most models can be split by, and, where divisors
-    are far apart, the largest numbers that others divide (`SHARED_BY`): 22 of 23 devices may be split in two, 23 may
-    not. Where links were measured one by one, the best connected ones stay, and those with far slower links are left
-    out also where no such number does it. No device of a host is idle where other hosts are in use, since hosts share
-    their links to the network.
+    Not every number of hosts, or of devices of one host, is tried. The numbers are
+
+    - the divisors of the number that the cluster has;
+    - the largest one that divides the batch;
+    - the largest power of two, by which the heads, widths and experts of most models can be split;
+    - if the divisors are far apart, the largest multiple of each number in `SHARED_BY`: 22 devices can be split in two,
+      23 cannot.
+
+    If links were measured one by one, a part has the best connected hosts or devices; and there is also a part without
+    those whose links are far slower. A part of several hosts has all devices of each, since the devices of a host share
+    its links to the network.
+
+    Args:
+        cluster: the whole cluster.
+        batch: samples of a step.
     """
     for group in groups_of(cluster):
         node, hosts, inside = group
@@ -64,7 +75,7 @@ class Group(NamedTuple):
     """All of them as one row."""
     hosts: _Staying
     inside: _Staying
-    """The devices of the host that stays first."""
+    """The devices of the first host in this order, in the order in which parts keep them."""
 
     def devices(self, count: int, each: int) -> tuple[int, ...]:
         """Numbers of the devices of a number of whole hosts, or of a number of devices of one host."""
@@ -73,7 +84,7 @@ class Group(NamedTuple):
 
 
 def groups_of(cluster: Cluster) -> Iterator[Group]:
-    """The equal hosts of a cluster, which may stand in several rows."""
+    """The groups of equal hosts of a cluster; successive entries of `nodes` that are equal make one group."""
     first = 0
     matrix = None if cluster.bandwidth_GBps is None else np.array(cluster.bandwidth_GBps)
     for one, alike in itertools.groupby(cluster.nodes, key=lambda node: replace(node, count=1)):
@@ -85,16 +96,17 @@ def groups_of(cluster: Cluster) -> Iterator[Group]:
 
 
 class _Staying(NamedTuple):
-    """Hosts, or devices of a host, in the order in which they are kept: a part of n members has the first n."""
+    """Hosts, or devices of a host, in the order in which parts keep them: a part with n members has the first n."""
 
     members: Sequence[tuple[int, ...]]
     """The devices of each."""
     counts: set[int]
-    """Numbers of members in parts without the members whose links are far slower than those of the others."""
+    """Numbers of members with which a part leaves out the members with far slower links."""
 
 
 def _staying(members: Sequence[tuple[int, ...]], matrix: Floats | None) -> _Staying:
-    """The order in which hosts or devices are kept: that of their numbers, unless links were measured one by one.
+    """The order in which parts keep hosts or devices: the best connected first where links were measured one by one,
+    otherwise that of their numbers.
 
     Args:
         members: devices of each host, or each device of one host.
@@ -104,17 +116,17 @@ def _staying(members: Sequence[tuple[int, ...]], matrix: Floats | None) -> _Stay
         return _Staying(members, set())
     links = np.array([[matrix[np.ix_(one, other)].min() for other in members] for one in members])
     order = best_connected(links)
-    # Number of the first ones of the order -> slowest link between any two of them, in either direction.
+    # n -> slowest link, in either direction, between any two of the first n members.
     slowest = {n: min(links[pair] for pair in itertools.permutations(order[:n], 2)) for n in range(2, len(order) + 1)}
     counts = {n for n in range(2, len(order)) if slowest[n] > FEW_TIMES * slowest[n + 1]}
     return _Staying([members[one] for one in order], counts)
 
 
 def _of_kinds(cluster: Cluster) -> Iterator[tuple[int, ...]]:
-    """For each set of kinds of devices, but not all kinds: the entries of `nodes` with these kinds, two or more."""
+    """The parts with some kinds of devices: numbers of the entries of `nodes` with these kinds, at least two."""
     kinds = [node.device for node in cluster.nodes]
     by_speed = sorted(set(kinds), key=lambda kind: (-max(cluster.devices[kind].peak_TFLOPs.values()), kind))
-    # Of many kinds only the fastest ones: all sets of two or more are ten of four kinds, and 246 of eight.
+    # With four kinds there would be ten sets of two or more, with eight kinds 246.
     sizes = range(1, len(by_speed))
     if len(by_speed) <= MOST_KINDS:
         sets = [some for size in sizes for some in itertools.combinations(by_speed, size)]
@@ -140,19 +152,18 @@ def within(cluster: Cluster, nodes: tuple[Node, ...], devices: tuple[int, ...]) 
 
 
 def stated_link(cluster: Cluster) -> str:
-    """What the name of a cluster says of the link between its hosts, as in `@25Gbit`; empty where it says nothing."""
+    """The link between hosts in the name of a cluster, as in `@25Gbit`; empty if the name has none."""
     _, at, link = cluster.name.partition("@")
     return at + link
 
 
 def _with(node: Node, each: int) -> Node:
-    """Hosts with some of their devices, beside which the others are idle."""
+    """The same hosts with `each` devices in use; the others are idle."""
     return replace(node, num_devices=each, idle_devices=node.idle_devices + node.num_devices - each)
 
 
 def _counts(number: int, batch: int) -> set[int]:
-    """Divisors of a number, the largest divisor of the batch and the largest power of two up to it, and multiples of
-    others where it has few divisors."""
+    """The sizes of parts among `number` hosts or devices, see `clusters_within`."""
     own = divisors(number)
     found = {*own, max(d for d in divisors(batch) if d <= number), 1 << (number.bit_length() - 1)}
     if any(more > FEW_TIMES * few for few, more in itertools.pairwise(own)):
@@ -161,11 +172,12 @@ def _counts(number: int, batch: int) -> set[int]:
 
 
 def filled_within(cluster: Cluster, batch: int, fix: Fix) -> Iterator[Within]:
-    """Parts that plans with the fixed degrees can fill, where these or the batch do not divide the number of devices.
+    """Parts whose numbers of devices are multiples of the product of the fixed degrees.
 
-    Those of `clusters_within` whose devices they divide; and of every kind of part the largest: equal whole hosts, some
-    devices of one host, equally many of every host, in which ranks of tp stay inside a host, and the fastest hosts with
-    a last one that is not full, also in the largest number whose replicas share the batch evenly.
+    These are the parts of `clusters_within` with such a number of devices, and the largest part of each of these kinds:
+    equal whole hosts; some devices of one host; equally many devices of every host, so that ranks of tp stay inside a
+    host; and the fastest hosts, of which the last one may be in the part with some of its devices only. The last kind
+    is also considered with the largest number of devices whose replicas share the batch evenly.
 
     Args:
         cluster: all devices.
@@ -174,7 +186,7 @@ def filled_within(cluster: Cluster, batch: int, fix: Fix) -> Iterator[Within]:
     """
     unit = prod(fix.degrees().values())
     seen: set[tuple[int, ...]] = set()
-    # As many replicas as share the samples evenly, which trainers may insist on.
+    # Some trainers require that replicas share the samples evenly.
     even = _fastest_hosts(cluster, unit * max(d for d in divisors(batch) if d * unit <= cluster.num_devices))
     parts = itertools.chain(clusters_within(cluster, batch), _largest(cluster, unit, fix.tp or 1), [even])
     for part, devices in parts:
@@ -184,8 +196,8 @@ def filled_within(cluster: Cluster, batch: int, fix: Fix) -> Iterator[Within]:
 
 
 def _largest(cluster: Cluster, unit: int, tp: int) -> Iterator[Within]:
-    """The largest parts of each kind whose devices `unit` divides, and the smallest, which all degrees together may
-    fill; see `filled_within`."""
+    """The largest parts of each kind whose number of devices is a multiple of `unit`, and the fastest `unit` devices;
+    see `filled_within`."""
     for group in groups_of(cluster):
         node = group.node
         size = node.num_devices
@@ -206,8 +218,7 @@ def _largest(cluster: Cluster, unit: int, tp: int) -> Iterator[Within]:
 
 
 def _fastest_hosts(cluster: Cluster, number: int) -> Within:
-    """The part with `number` devices of the fastest hosts; the last of these hosts may be in it with some devices
-    only."""
+    """The part with `number` devices of the fastest hosts; of the last of these hosts it may have some devices only."""
     speed = [max(cluster.devices[host.device].peak_TFLOPs.values()) for host in cluster.hosts]
     taken = [0] * len(speed)
     for host in sorted(range(len(speed)), key=lambda at: -speed[at]):
