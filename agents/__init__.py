@@ -1,4 +1,4 @@
-"""Who decides: every agent is a Searcher. `from agents import search_offer` is the one call for users."""
+"""Agents: the searchers that decide plans (`agents.searcher`). Users call `from agents import search_offer`."""
 
 from agents.portfolio.in_turn import search_in_turn
 from agents.portfolio.offer import search_offer

@@ -1,11 +1,12 @@
 """What all environments share: one decision of the plan space a step, with masks, features and a telescoping reward.
 
 `Episodes` steps many plans side by side with compiled kernels; `PlanEnv` shows one of them as a gymnasium environment.
-The observation has a fixed size that does not depend on the model: the decision at hand, the shape so far, the cluster,
-and for every action its effect on the lower bounds of time and memory and its meaning. The reward of a step is minus
-the growth of the lower bound on the step time (of its logarithm, times `REWARD_SCALE`); the last step goes from the
-bound to the price. The sum over an episode is therefore REWARD_SCALE * log(first bound / step time), in whatever order
-decisions are taken: the best plan has the best return.
+The observation has a fixed size that does not depend on the model. It describes the decision to take, the shape so far,
+the cluster, and for every action its meaning and its effect on the lower bounds of time and memory.
+
+The reward of a step is REWARD_SCALE * log(bound before / bound after), where the bound is the lower bound on the step
+time; after the last step, the price takes its place. So the sum over an episode is REWARD_SCALE * log(first bound /
+step time), in whatever order decisions are taken, and the best plan has the best return.
 """
 
 from __future__ import annotations
@@ -30,21 +31,22 @@ from envs.features import Features
 from envs.kernels import ACTION_FEATURES, LIMIT, STATE_FEATURES, action_feature
 
 MAX_ACTIONS = 64
-"""Number of actions of every environment. Of a slot with more values the first 64 are offered; for cuts these are the
-64 most even ones."""
+"""Number of actions of every environment. If a slot has more values, the first 64 are offered; for a cut these are the
+most even ones."""
 NUM_CUTS = 256
-"""Number of cuts that are offered along a pipeline: of 4 chunks each has 64 ends to choose from, of 16 chunks 16."""
+"""Number of cuts that are offered for all chunks of a pipeline together: 64 ends for each of 4 chunks, 16 for each of
+16."""
 FREE_RANKS = 8
 """Number of pipeline ranks whose recomputation is decided freely. On longer pipelines a rank, except the last one,
 recomputes no more than the rank before it, which holds no fewer micro-batches; otherwise most decisions would be about
 recomputation."""
 REWARD_SCALE = 10.0
-"""Factor of all rewards. Good plans differ by per cents, 0.01 in logarithms: the factor makes these differences larger
-than the noise of Adam."""
+"""Factor of all rewards. Good plans differ by some per cent, which is 0.01 in logarithms; with the factor, such
+differences are larger than the noise of Adam."""
 REFERENCE = 2.0
-"""Assumed step time of a good plan over the lower bound, where no good plan is known. With e^3, plans that do not fit
-are rated so badly that the DQN avoids plans which nearly fill the memory: two of four such problems ended 4 and 12 %
-further from the optimum."""
+"""Assumed step time of a good plan, as a multiple of the lower bound, where no good plan is known. With e^3 instead,
+plans that do not fit have so bad rewards that the DQN avoids plans which nearly fill the memory: two of four such
+problems ended 4 and 12 % further from the optimum."""
 OBSERVED = STATE_FEATURES + ACTION_FEATURES * MAX_ACTIONS
 """Number of features of an observation."""
 COMPLETION, LOSS = (action_feature(name) for name in ("completion", "loss"))
@@ -69,9 +71,9 @@ class Finished:
     overflow: float
     """Overflow of memory, as a share of a device's capacity; at most 0 where the plan fits."""
     worth_s: float
-    """Step time as which the plan is rewarded, see `automap.bounds.known_plans.worth_s`."""
+    """Step time by which the plan is rewarded, see `automap.bounds.known_plans.worth_s`: longer if it does not fit."""
     log_gap: float
-    """log(worth / lower bound on all plans): the return without its sign and scale."""
+    """log(`worth_s` / lower bound of all plans); the return is -`REWARD_SCALE` times this."""
     num_decisions: int
     """Number of decisions that were taken."""
     num_operator_decisions: int
@@ -169,13 +171,13 @@ class Episodes:
             self.begin(empty)
 
     def confine(self, number: int, lead: Values | None, window: tuple[int, int] | None = None) -> None:
-        """Says what a plan decides that begins next, and what it follows.
+        """Sets which slots the agent decides in the next plan of an episode, and which plan the others follow.
 
         Args:
-            number: of the plan.
-            lead: legal plan whose values the other slots take, as far as they are legal; it becomes known. None = the
-                best known one.
-            window: the first slot that is decided and the first after these, of those that the agent decides; None =
+            number: number of the episode.
+            lead: legal plan whose values the other slots take, as far as they are legal; it becomes a known plan. None
+                = the best known plan.
+            window: of the slots that the agent decides, only those from the first number to before the second; None =
                 all.
         """
         if lead is not None:
@@ -189,7 +191,7 @@ class Episodes:
         self.partial_plans.episodes.asked[number] = asked
 
     def _step(self, actions: Ints) -> None:
-        """Takes actions of `automap.bounds.kernels.step_many` and looks at what the known plans make of the rest."""
+        """Takes actions of `automap.bounds.kernels.step_many`, and updates the completions of all partial plans."""
         self.known.follow(self.partial_plans.episodes, actions)
         self.partial_plans.step(actions)
         self.known.complete(self.partial_plans.episodes, actions)
@@ -237,7 +239,8 @@ class Episodes:
         )
 
     def best_completion(self, number: int) -> tuple[Values, float] | None:
-        """The fastest completion that fits, of those that an episode has looked at, and its step time in seconds."""
+        """The fastest completion that fits, of those that an episode has priced, and its step time in seconds; None
+        where none fits."""
         arrays = self.known.arrays
         seconds = float(arrays.best_s[number])
         return (tuple(arrays.best_values[number].tolist()), seconds) if seconds < math.inf else None

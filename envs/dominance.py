@@ -1,8 +1,11 @@
 """Dominance between signatures of a linkage group: which of them can be left out without losing the optimum.
 
-One signature dominates another one on a mesh axis if, whatever the signatures on the other axes, it gives the same
-placements to all tensors that operators outside the group read or write, is legal wherever the other one is, and is no
-larger in any component of the unit's cost, on every mesh and in every recompute mode.
+One signature dominates another one on a mesh axis if all of the following hold for any signatures on the other axes, on
+every mesh and in every recompute mode:
+
+- it gives the same placements to all tensors that operators outside the group read or write;
+- it is legal wherever the other one is;
+- no component of the unit's cost is larger with it.
 """
 
 from __future__ import annotations
@@ -23,11 +26,12 @@ from automap.space.kernels.masks import signature_mask
 from automap.space.space import PlanSpace
 
 ATTENDED = ("forward_attended_s", "backward_attended_s")
-"""Components of a unit's cost of which more is better: attention hides a ring."""
+"""Components of a unit's cost of which more is better: seconds of attention under which a ring's transfers are
+hidden."""
 TAKEN_OFF = {
     "frozen": "parameters", "zero_frozen": "zero_parameters", "gathered_frozen": "gathered", "unanswered": "launched",
 }  # fmt: skip
-"""Components that are parts of others, and cost less than these: what is not trained."""
+"""Frozen parameters, which are a part of another component and cost less than its other part -> that component."""
 
 
 class GroupSignatures:
@@ -127,8 +131,11 @@ class GroupSignatures:
 
 
 def costs_no_more(worse: Record, better: Record) -> bool:
-    """Whether no component of a unit's cost is larger; of a pass with attention, no part that does not hide a ring; of
-    parameters, neither all nor those that are trained."""
+    """Whether no component of the unit cost `better` is larger than that of `worse`.
+
+    A pass with attention is compared without the seconds that can hide a ring's transfers, since these can be an
+    advantage. Parameters are compared all together, and the trained ones alone.
+    """
     names = [name for name in UNIT_COST_DTYPE.names or () if name not in {*ATTENDED, *TAKEN_OFF}]
     return bool(
         all(np.all(better[name] <= worse[name]) for name in names)

@@ -1,10 +1,9 @@
 """Pruning: rules that make a plan space smaller, and what they can lose. Every rule can be switched on by itself.
 
-Three rules are built into the plan space, since asking for what they leave out would gain nothing: `parameters_only`,
-`linkage_groups` and `repeated_blocks`; so is `device_symmetry`. Their effect is counted here. The other rules take a
-space and return a smaller one, which every searcher uses alike: `prune(space, ("memory", "dominated_signatures"))`.
-
-Lossless rules keep a plan as fast as the fastest one that fits. Illegal values are not pruned, since they are no plans.
+Four rules are built into the plan space: `parameters_only`, `linkage_groups`, `repeated_blocks` and `device_symmetry`.
+Their effect is only counted here. The other rules take a space and return a smaller one, which every searcher can use:
+`prune(space, ("memory", "dominated_signatures"))`. Lossless rules keep a plan as fast as the fastest one that fits.
+Illegal values are in no space, so no rule removes them.
 """
 
 from __future__ import annotations
@@ -31,9 +30,10 @@ Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 BALANCE = 0.5
-"""Largest distance of a cut from an even one under `balanced_cuts`, in mean weights of a chunk. Assumed."""
+"""Largest distance of a cut from an even one under `balanced_cuts`, in multiples of the mean weight of a chunk
+(assumed)."""
 OPEN_GROUPS = 24
-"""Number of linkage groups that `influential_groups` leaves open. Assumed."""
+"""Number of linkage groups whose signatures `influential_groups` leaves undecided (assumed)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,14 +53,14 @@ class Step:
 # -- shapes ---------------------------------------------------------------------------------------------------------
 
 _BOUNDS: weakref.WeakKeyDictionary[PlanSpace, Floats] = weakref.WeakKeyDictionary()
-"""Space -> its `shape_bounds`, which two rules need."""
+"""Cache of `shape_bounds` by space, since two rules need them."""
 
 
 def shape_bounds(space: PlanSpace) -> Floats:
     """[shapes, 2] lower bounds on the step time in seconds, and on the overflow of memory, of all plans of a shape.
 
-    They are those of `BoundTable`; for shapes of one stage they are sharper: the least bound over all choices of
-    recomputation and ZeRO, with undecided signatures at their best.
+    The bounds are those of `BoundTable`. For shapes with one stage they are sharper: the least lower bound over all
+    choices of recomputation and ZeRO, with the signatures undecided.
     """
     if space not in _BOUNDS:
         _BOUNDS[space] = _shape_bounds(space)
@@ -89,9 +89,9 @@ def _shape_bounds(space: PlanSpace) -> Floats:
 
 
 def memory(space: PlanSpace) -> Limits:
-    """Leaves out shapes of which no plan fits by the lower bound on memory. Lossless.
+    """Leaves out shapes of which, by the lower bound on memory, no plan fits. Lossless.
 
-    Where no shape is left, the one that comes nearest stays.
+    If that holds for all shapes, the one with the least overflow stays.
     """
     overflow = shape_bounds(space)[:, 1]
     return _shapes(space, overflow <= max(0.0, float(overflow.min())))
@@ -100,7 +100,7 @@ def memory(space: PlanSpace) -> Limits:
 def beaten_shapes(space: PlanSpace) -> Limits:
     """Leaves out shapes of which, by the lower bound, every plan is slower than the best template that fits. Lossless.
 
-    The template stays in the space; other plans of the same speed may go.
+    The template stays in the space; other plans that are as fast may be left out.
     """
     plans = np.array([values for _, values in templates(space)], dtype=np.int64)
     prices = space.price(plans) if len(plans) else np.empty((0, 2))
@@ -118,9 +118,9 @@ def _shapes(space: PlanSpace, stay: Mask) -> Limits:
 
 
 def balanced_cuts(space: PlanSpace) -> Limits:
-    """Leaves cuts within `BALANCE` mean chunk weights of an even cut. Lossy.
+    """Keeps cuts that are at most `BALANCE` mean chunk weights away from an even cut. Lossy.
 
-    It loses the optimum where memory, a slow link or ranks of unlike speed require very uneven chunks.
+    It loses the optimum where memory, a slow link or ranks of different speed require very uneven chunks.
     """
     total = space.cumulative_weight
     windows = {}
@@ -148,9 +148,9 @@ def balanced_cuts(space: PlanSpace) -> Limits:
 
 
 def one_mode_a_rank(space: PlanSpace) -> Limits:
-    """Leaves one recompute mode for all units of a pipeline rank. Lossy.
+    """Keeps levels of recomputation in which all units of a pipeline rank have the same mode. Lossy.
 
-    It loses the optimum where nothing fits unless some of the units run again.
+    It loses the optimum where it is best that only some of the units recompute.
     """
     return Limits(mixes=False)
 
@@ -183,10 +183,11 @@ def most_influential(space: PlanSpace, limit: int) -> frozenset[tuple[int, int]]
 
 
 def influential_groups(space: PlanSpace) -> Limits:
-    """Leaves groups open that have the largest shares of FLOPs and parameters; the others split the batch. Lossy.
+    """Leaves only the groups with the largest shares of FLOPs and parameters undecided; the others split the batch.
+    Lossy.
 
-    It loses the optimum where such a group gains from another signature. Where the batch does not divide, the
-    signatures that divide stay legal.
+    It loses the optimum where one of the other groups gains from another signature. Where the batch cannot be split,
+    other signatures stay legal.
     """
     open_groups = most_influential(space, OPEN_GROUPS)
     by_batch = group_flow(space).batch
@@ -229,7 +230,7 @@ LOSSLESS = tuple(name for name, (_, lossless) in RULES.items() if lossless)
 
 
 def prune(space: PlanSpace, rules: Collection[str] = LOSSLESS) -> PlanSpace:
-    """The plans of a space that some of `RULES` leave."""
+    """The plans of a space that some of `RULES` keep."""
     for name in RULES:
         if name in rules:
             space = _limited(space, RULES[name][0](space))
@@ -279,8 +280,8 @@ def steps(space: PlanSpace, rules: Collection[str] = tuple(RULES)) -> list[Step]
 def symmetry_decades(space: PlanSpace) -> float:
     """log10 of the number of ways to exchange equal devices of a host, and equal hosts.
 
-    This is the effect of `device_symmetry`, which is lossless: of so many plans, which differ only in the devices that
-    do the same work and cost the same, the space has one.
+    This is the effect of `device_symmetry`, which is lossless: of so many plans that differ only by an exchange of
+    equal devices, and so cost the same, the space has one.
     """
     cluster = space.problem.cluster
     if cluster.bandwidth_GBps is not None:
