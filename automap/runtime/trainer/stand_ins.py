@@ -1,8 +1,9 @@
-"""What stands in for a block of ZeRO that the code of one rank leaves out, as its samples or random numbers say.
+"""Stand-ins under ZeRO: collectives for a block that the code of one rank skips, because of its samples or at random.
 
-Ranks gather the weights of a block together and scatter its gradients together. Of a rank that does not run the block
-the others would wait for ever, or take what it sends for the next one. So it takes part in the place of the block in
-the order of all of them, with gradients of zero, and lets a tensor pass through unchanged.
+All ranks gather the weights of a block together and scatter its gradients together. If one rank skips the block, the
+others wait for it forever, or take its messages for the next block as those for this one. So a rank that skips a block
+takes part in its collectives, at the position of the block in the order of all blocks: it gathers the weights, passes a
+tensor through unchanged, and scatters gradients of zero.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from automap.runtime.trainer.module_tree import called_parts
 
 
 class StandIns:
-    """Follows the blocks of a stage in each forward pass, and stands in for those that are left out."""
+    """Follows the blocks of a stage in each forward pass, and runs the collectives of those that are skipped."""
 
     def __init__(self, stage: nn.Module, order: Sequence[Call]) -> None:
         """Adds hooks, around those of FSDP2.
@@ -48,9 +49,9 @@ class StandIns:
         self._place = 0
 
     def _meet(self, block: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Runs before a block: stands in for the blocks that were left out since the last one that ran."""
+        """Called before a block: runs the collectives of the blocks that were skipped since the last one that ran."""
         if torch._C._current_graph_task_id() != -1 or block not in self._order[self._place :]:
-            return None  # It is run again in the backward pass, or more often than the order says.
+            return None  # The block is recomputed in the backward pass, or called more often than in `order`.
         place = self._order.index(block, self._place)
         passed, self._place = self._calls[self._place : place], place + 1
         return _through(passed, (args, kwargs)) if passed else None
@@ -62,7 +63,8 @@ class StandIns:
 
 
 def _through(calls: Sequence[tuple[nn.Module, bool]], tree: Any) -> Any:
-    """Hands the first tensor that has a gradient, or may have one, through what FSDP2 does around some blocks."""
+    """A structure of values whose first tensor with a gradient, or that may have one, has passed the hooks of FSDP2
+    around some blocks."""
     leaves, structure = tree_flatten(tree)
     floats = [n for n, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     for place in [n for n in floats if leaves[n].requires_grad][:1] or floats[:1]:
@@ -72,11 +74,11 @@ def _through(calls: Sequence[tuple[nn.Module, bool]], tree: Any) -> Any:
 
 
 def _stand_in(block: nn.Module, x: Tensor, *, has_gradient: bool) -> Tensor:
-    """What FSDP2 does around a block that reads a tensor and hands it on.
+    """Runs the hooks of FSDP2 around a block as if the block returned its input.
 
     Args:
-        has_gradient: whether what the block reads gets a gradient. If so, the block scatters its own gradients after
-            that one, and otherwise at the end of the backward pass, as on the ranks that run it.
+        has_gradient: whether the block's input gets a gradient. If so, the gradients of the block are scattered right
+            after that one, otherwise at the end of the backward pass, as on the ranks that run the block.
     """
     state = fully_shard.state(block)  # type: ignore[attr-defined]
     args: Any = (x if has_gradient else x.detach(),)
@@ -84,7 +86,7 @@ def _stand_in(block: nn.Module, x: Tensor, *, has_gradient: bool) -> Tensor:
         args, _ = group.pre_forward(block, args, {})
     y: Tensor = args[0] if has_gradient else x
     if torch.is_grad_enabled():
-        # What a block makes has a gradient and is no view, whatever it reads.
+        # The result of a block has a gradient and is no view, whatever its input is.
         y = y + y.new_zeros(()).requires_grad_()
     for group in state._fsdp_param_groups:
         y = group.post_forward(block, None, y)
