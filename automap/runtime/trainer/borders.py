@@ -1,8 +1,9 @@
-"""Borders: where a tensor changes its placement on the way to those who read it.
+"""Borders: the modules in front of which a tensor changes its placement.
 
-A module may read a tensor in another placement than its maker left it in, as attention reads the whole sequence where
-norms have a part of it. The change is made once, at the largest module all of whose readers want the same, so that the
-code of the module sees tensors of one placement alone, and queries, keys and values need one collective together.
+A module may need a tensor in another placement than the one in which it was made: attention reads the whole sequence,
+where norms have made only a part of it on each rank. The change is made once, in front of the largest module in which
+all operators that read the tensor need the same placement. So the code of this module only sees the new placement, and
+queries, keys and values share one collective.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def called_modules(module: nn.Module) -> frozenset[str]:
 def by_border(
     uses: Sequence[Use], maker: str, modules: Collection[str], depth: int = 1
 ) -> Iterator[tuple[str | None, list[Use]]]:
-    """The uses of a tensor by the largest module whose uses are alike; None: they are in the code around.
+    """Groups the uses of a tensor by border: the largest module in which all of them are alike. None stands for uses in
+    code that is in no such module.
 
     Args:
         uses: all uses of the tensor.
@@ -67,15 +69,16 @@ def by_border(
 
 
 def enter_by_borders(module: nn.Module, borders: Sequence[Border], layouts: TensorLayouts) -> None:
-    """Changes the placements of what a module takes, in front of its own code."""
+    """Makes a module change the placements of its arguments before its own code runs."""
     module.forward = _Entered(module.forward, borders, layouts)
 
 
 class _Entered:
-    """A forward whose arguments change their placement first.
+    """A forward method whose arguments change their placement first.
 
-    The argument of a border is the first one of its shape in the first pass, which is one of probing data, and stays
-    the one at this place. A module that code calls several times has a border for each call, and they are alike.
+    The argument of a border is found in the first pass, which has random data: it is the first argument with the shape
+    of the border's tensor. In all later passes it is the argument at the same position. A module that is called several
+    times has one border for each call, all alike.
     """
 
     def __init__(self, forward: Callable[..., Any], borders: Sequence[Border], layouts: TensorLayouts) -> None:
@@ -95,7 +98,7 @@ class _Entered:
         return self._forward(*args, **kwargs)
 
     def _placed(self, leaves: Sequence[Any]) -> dict[int, Move]:
-        """The places of the arguments of all borders."""
+        """The position of the argument of each border -> its change of placement."""
         found: dict[int, Move] = {}
         seen: list[Border] = []
         for border in self._borders:
@@ -108,7 +111,7 @@ class _Entered:
         return found
 
     def _place(self, border: Border, leaves: Sequence[Any], taken: Collection[int]) -> int | None:
-        """The first argument that a border may be of, which none before it took."""
+        """The position of the first argument that fits a border and that no border before it has taken."""
         shape = list(border.shape)
         if border.move.given >= 0:
             shape[border.move.given] //= self._layouts.mesh.axes[0].size
