@@ -1,8 +1,8 @@
-"""The parameters that the passes of a step reach; the others keep no gradient, as in one process of torch.
+"""The parameters that the backward passes of a step reach; the gradients of all others stay None, as in one process.
 
-Sums over ranks need a gradient on each of them, and zeros stand for one that is missing. An optimizer would go on with
-zeros: weights would decay, and moments fade. What a rank reaches may be less than what all reach, as where an expert
-has no tokens on it, so ranks tell each other. Also: parameters that no pass ever reaches, and the graph lacks.
+Sums over ranks need a gradient on every rank, so zeros take the place of a missing one. If no rank has reached the
+parameter, these zeros must be removed: an optimizer would let the weight decay and its moments fade. One rank may reach
+fewer parameters than another, for instance where an expert has no tokens, so ranks exchange what they have reached.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 
 class Reached:
-    """What of a network the passes of a step reach, on this rank and on all that train together."""
+    """Which parameters of a network the passes of a step reach, on this rank and on all ranks that train together."""
 
     def __init__(self, whole: nn.Module, ties: Mapping[str, str], device: torch.device) -> None:
         """Numbers the parameters, alike on every rank.
@@ -34,18 +34,23 @@ class Reached:
         self._is_scattered, self._scattered = False, set[int]()
 
     def watch(self, module: nn.Module, stages: Sequence[nn.Module]) -> None:
-        """Takes the modules of this rank, once ZeRO has split them, and its stages, which hold them."""
+        """Begins to follow the modules of this rank.
+
+        Args:
+            module: the modules of this rank, after ZeRO has split them.
+            stages: the stages that hold them.
+        """
         self._module = module
         for unit in dict.fromkeys(part for stage in stages for part in stage.modules()):
             if isinstance(unit, FSDPModule):
                 self._is_scattered = True
-                # Ranks that reach fewer parameters of a unit would send less than others.
+                # FSDP2 must send the gradients of all parameters of a unit, or ranks would send different amounts.
                 unit.set_reduce_scatter_unused_params(True, recurse=False)
                 for group in fully_shard.state(unit)._fsdp_param_groups:  # type: ignore[attr-defined]
                     group.post_backward = functools.partial(self._note, group, group.post_backward)
 
     def _note(self, group: Any, scatter: Callable[..., None], *unused: Any) -> None:
-        """Notes which parameters of a unit have a gradient, before FSDP2 scatters it and makes zeros of the others."""
+        """Notes which parameters of a unit have a gradient, before FSDP2 fills in zeros for the others."""
         for each in group.fsdp_params if group.reduce_grads else ():
             gradient = each._unsharded_param.grad if hasattr(each, "_unsharded_param") else None
             if gradient is not None or each.unsharded_accumulated_grad is not None:
@@ -71,7 +76,7 @@ class Reached:
         return torch.tensor(found, dtype=torch.float64, device=self._device)
 
     def forget(self, counts: Tensor) -> None:
-        """Removes the gradients that no rank has made.
+        """Sets the gradients that no rank has computed to None.
 
         Args:
             counts: the sum of `own` over the ranks that train together.
