@@ -1,7 +1,8 @@
-"""Recomputation by modules: which run again in the backward pass, and how a part of one does.
+"""Recomputation by modules: which modules run a second time in the backward pass, and how only a part of one does.
 
-A region that is a whole module runs again as it is. One that is code of a module between its layers, such as the core
-of attention, runs again with the code of this module, in which the layers hand out what they made before.
+If the plan recomputes a whole module, the module runs again as it is. If it recomputes only the code of a module
+between its layers, such as the core of attention, the code of the module runs again, but its layers return the results
+of the first pass.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from ir.graph import Graph, Operator
 def recomputed_modules(
     graph: Graph, plan: Plan, by_operator: Sequence[tuple[Operator, int]], module: nn.Module
 ) -> dict[str, tuple[str, ...]]:
-    """The modules that run again, none inside another, and `LOSS` if the loss does.
+    """The modules that are recomputed, none inside another, and `LOSS` if the loss is.
 
     Args:
         graph: the graph of the network.
@@ -39,8 +40,8 @@ def recomputed_modules(
         module: the network.
 
     Returns:
-        Path of the largest modules of one stage, blocks one by one -> the paths of the modules inside of it that do not
-        run again.
+        Path of a recomputed module -> the paths of the modules inside it that do not run again. Modules are as large as
+        possible, but each lies in one stage and holds at most one block.
 
     Raises:
         PlanError: the plan recomputes a part of a layer, or of code that is cut.
@@ -50,7 +51,7 @@ def recomputed_modules(
         names = [op.name for op, n in by_operator if n == number]
         for glob in stage.recompute:
             again.update(select(glob, names))
-    # An operator whose backward pass needs no activation need not run again.
+    # It does not matter whether an operator runs again whose backward pass needs no activation.
     left = {op.name for op, _ in by_operator if op.name in again and graph.keeps_activations(op)}
     inside: dict[str, list[str]] = {}
     stages: dict[str, set[int]] = {}
@@ -63,7 +64,7 @@ def recomputed_modules(
     paths = [
         path
         for path, child in module.named_modules()
-        # Of a module that is cut each stage runs a part, and would run another one in the backward pass.
+        # Each stage runs another part of a module that is cut; the code of the module would run all of it again.
         if is_called(child) and len(stages.get(path, ())) == 1 and not any(u.startswith(f"{path}.") for u in units)
     ]
     found: dict[str, tuple[str, ...]] = {}
@@ -82,7 +83,7 @@ def recomputed_modules(
             name = min(name for name in left if scopes[name] == path)
             raise refuse("stages.recompute", name, "is finer than a module", f"Recompute whole modules. {INSTEAD}")
         if any(path.startswith(f"{other}.") for other in found if other):
-            continue  # its code runs again with that of a module around it
+            continue  # its code is part of a recomputed module around it
         kept = tuple(_kept(child, path, {p: again.isdisjoint(names) for p, names in inside.items()}))
         for other in [p for p in found if p.startswith(f"{path}.")]:
             del found[other]
@@ -91,9 +92,8 @@ def recomputed_modules(
 
 
 def _kept(module: nn.Module, path: str, stays: Mapping[str, bool]) -> Iterator[str]:
-    """The largest modules inside of one that do not run again.
-
-    Dropout always does, so that it draws the same numbers.
+    """The largest modules inside a module that do not run again. Dropout always runs again, with the same random
+    numbers.
 
     Args:
         module: the module.
@@ -110,13 +110,13 @@ def _kept(module: nn.Module, path: str, stays: Mapping[str, bool]) -> Iterator[s
 
 
 def run_again(module: nn.Module | None, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A forward pass that saves its inputs alone and runs again in the backward pass.
+    """Runs a forward pass that saves only its inputs, and runs again in the backward pass.
 
     Args:
-        module: what runs, if it is a module: the second pass leaves its running statistics as they are.
-        forward: its code.
-        args: what the code takes.
-        kwargs: what it takes by name.
+        module: the module that runs, if there is one: the second pass does not change its running statistics.
+        forward: the code.
+        args: the arguments of the code.
+        kwargs: its keyword arguments.
     """
     if module is None or not counts_samples(module):
         # torch.compile does not support contexts around recomputed code.
@@ -130,10 +130,10 @@ def run_again(module: nn.Module | None, forward: Callable[..., Any], *args: Any,
 
 
 def recompute(module: nn.Module, recomputed: Mapping[str, tuple[str, ...]]) -> None:
-    """Makes modules run again in the backward pass.
+    """Makes modules of a network run again in the backward pass.
 
     Args:
-        module: the network; its layers run as they will be trained, so that they are split already.
+        module: the network, whose layers have been split already.
         recomputed: as `recomputed_modules` returns it.
     """
     for path, kept in recomputed.items():
@@ -146,19 +146,19 @@ def recompute(module: nn.Module, recomputed: Mapping[str, tuple[str, ...]]) -> N
 
 
 class _Pass:
-    """One forward pass of a module that runs again in parts."""
+    """One forward pass of a module of which only parts run again."""
 
     def __init__(self, made: list[Any], *, repeats: bool) -> None:
         self.made, self.repeats, self.next = made, repeats, 0
         self.versions: list[tuple[Tensor, int]] = []
-        """Every tensor that was made, and how often it had been changed then."""
+        """Every result of an inner module in the first pass, and how often it had been changed in place then."""
 
 
 class _InParts:
-    """The forward of a module whose code runs again in the backward pass, without some of the modules inside of it.
+    """The forward method of a module whose code runs again in the backward pass, except some of the modules inside it.
 
-    These keep what their own backward passes need, as if nothing ran again, and what they make is kept for the second
-    pass of the code around them.
+    The excepted modules save their activations, as without recomputation. Their results are kept, and returned to the
+    code around them in its second pass.
     """
 
     def __init__(self, module: nn.Module, path: str, kept: Sequence[nn.Module]) -> None:
@@ -196,10 +196,10 @@ class _InParts:
         if now.repeats:
             now.next += 1
             return now.made[now.next - 1]
-        # The innermost hooks count: what is saved here is kept, and not made again.
+        # Only the innermost hooks apply, so tensors saved here are kept and not recomputed.
         with saved_tensors_hooks(_same, _same):
             found = forward(*args, **kwargs)
-        # As a leaf: the graph of the first pass would hold itself.
+        # The result is kept as a leaf: with its graph, the graph of the first pass would refer to itself.
         made = tree_map_only(Tensor, lambda x: x.detach().requires_grad_(x.requires_grad), found)
         now.made.append(made)
         now.versions += [(leaf, leaf._version) for leaf in tree_leaves(made) if isinstance(leaf, Tensor)]
