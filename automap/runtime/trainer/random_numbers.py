@@ -1,9 +1,10 @@
-"""Random numbers beside split layers: what ranks hold whole is drawn alike, what they hold a part of independently.
+"""Random numbers of networks whose layers are split over ranks.
 
-One process draws a number of its own for each number of a tensor. Whether code draws for a whole tensor or for a part
-of one is seen from the shapes of what it draws before and after layers are split. This holds for every operator that
-torch marks as random: those of dropout and of attention, and those that code of a user calls, such as
-`torch.bernoulli`.
+A single process draws one number for each element of a tensor. With split layers the result must be distributed in the
+same way: for a tensor that all ranks hold whole, they must draw equal numbers; for a tensor of which each rank holds a
+part, they must draw independent ones. Which of the two holds is seen from the shapes of the random tensors before and
+after layers are split. This covers all operators that torch marks as random: those of dropout and attention, and those
+that the code of a user calls, such as `torch.bernoulli`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from automap.runtime.trainer.compiled_code import uncompiled
 from automap.runtime.trainer.running_statistics import StatisticsKept
 
 SEEDS = 2**62
-"""The number of seeds that numbers are drawn with; each fits into 64 bits."""
+"""Number of different seeds; each fits into 64 bits."""
 
 
 class Draw(NamedTuple):
@@ -40,21 +41,21 @@ class Draw(NamedTuple):
     shape: tuple[int, ...]
     """The shape of what it returns."""
     has_generator: bool
-    """Whether the numbers come from a generator that code gives, in place of the common one."""
+    """Whether the code passes a generator of its own."""
 
 
 Draws = dict[str, list[Draw]]
-"""The paths of modules -> what their own code draws in a forward pass, without that of modules inside, in its order."""
+"""Path of a module -> the draws of its own code in a forward pass, without those of modules inside it, in order."""
 
 
 @contextlib.contextmanager
 def alike(axis: Axis, device: torch.device) -> Iterator[None]:
-    """A step in which the ranks of an axis draw the same random numbers, and other ranks other ones.
+    """A context for a step in which the ranks of an axis draw equal random numbers, and all other ranks different ones.
 
-    The numbers are those of the common generators of torch, numpy and Python. The first rank's generator of torch
-    decides. Afterwards the generators of the caller are as they were, but for one number drawn from that one. Replicas
-    would otherwise draw alike: scripts seed all processes in one way, so that they build the same network. A process
-    that is alone draws what it would draw without a plan.
+    Scripts usually seed all processes alike, so that they build the same network; without this context, replicas would
+    draw equal numbers. The global generators of torch, numpy and Python are seeded from torch's generator of the first
+    rank of the axis. Afterwards they are as they were, except that one number was drawn from that one. A single process
+    draws what it would draw without a plan.
     """
     if dist.get_world_size() == 1:
         yield
@@ -68,7 +69,7 @@ def alike(axis: Axis, device: torch.device) -> Iterator[None]:
 
 
 def draws_of(module: nn.Module, run: Callable[[], object], *, training: bool = True) -> Draws:
-    """What a network draws in training or in evaluation; it and all generators are afterwards as they were.
+    """The draws of a network in training or in evaluation; afterwards it and all generators are as they were.
 
     It runs once with the least random numbers and once with the largest, so that blocks which code leaves out at random
     run at least once. Of code that draws in both runs, the run counts in which it draws more often. All processes draw
@@ -80,7 +81,7 @@ def draws_of(module: nn.Module, run: Callable[[], object], *, training: bool = T
         training: whether it is run in training.
 
     Raises:
-        PlanError: code draws from a generator that it gives.
+        PlanError: code passes a generator of its own.
     """
     device, inside, found = next(module.parameters()).device, [""], Draws()
 
@@ -120,16 +121,16 @@ def draws_of(module: nn.Module, run: Callable[[], object], *, training: bool = T
 
 
 def draw_independently(module: nn.Module, whole: Draws, split: Draws, axis: Axis) -> None:
-    """Lets each rank draw numbers of its own where it draws for parts of tensors.
+    """Makes ranks draw independent numbers where they draw for parts of tensors.
 
     Args:
         module: a network whose layers are split over the axis.
-        whole: what it drew before.
-        split: what it draws now.
+        whole: its draws before layers were split.
+        split: its draws now.
         axis: the sharding axis.
 
     Raises:
-        PlanError: the code of a module draws for whole tensors and for parts.
+        PlanError: the code of one module draws both for whole tensors and for parts.
     """
     numbers = _OfParts(axis, next(module.parameters()).device)
     named = dict(module.named_modules())
@@ -142,12 +143,13 @@ def draw_independently(module: nn.Module, whole: Draws, split: Draws, axis: Axis
                 field=f"module.{path}".rstrip("."), value=type(named[path]).__name__,
                 repair="Put one of the two into a module of its own, such as nn.Dropout.",
             )  # fmt: skip
-        # Code of a module inside of another one has the numbers that its own tensors call for.
+        # Modules inside this one are decided by their own draws.
         named[path].forward = uncompiled(functools.partial(numbers.run, named[path].forward, are_parts[0]))
 
 
 def _are_parts(whole: Sequence[Draw], split: Sequence[Draw]) -> list[bool]:
-    """Whether each draw is for a part; code that draws once for each of its heads draws less often then."""
+    """Whether each draw is for a part of a tensor; code that draws once for each head draws less often on split
+    heads."""
     if len(whole) != len(split):
         return [True] * len(split)
     return [one.shape != two.shape for one, two in zip(whole, split, strict=True)]
@@ -166,7 +168,7 @@ def is_random(operator: Any) -> bool:
 
 
 class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A context that writes down what is drawn, by the module whose code runs."""
+    """A context that records draws, by the module whose code runs."""
 
     def __init__(self, device: torch.device, inside: Sequence[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -181,7 +183,7 @@ class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         path = self._inside[-1]
         number = len(self.draws.get(path, ()))
-        # Draws in front of this one may be of fewer numbers in another run.
+        # Seeded for each draw, because earlier draws may have drawn fewer numbers in another run.
         torch.manual_seed(zlib.crc32(f"{path} {number}".encode()))
         before, has_generator = self._states(), any(isinstance(x, torch.Generator) for x in (*args, *kwargs.values()))
         found = func(*args, **kwargs)
@@ -192,14 +194,14 @@ class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return found
 
     def _states(self) -> list[Tensor]:
-        """What the next random numbers follow from."""
+        """The states of all generators."""
         return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, generators_of(self._device))]
 
 
 class _OfParts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A context in which each rank of an axis draws numbers of its own, except in code that draws for whole tensors.
+    """A context in which the ranks of an axis draw independent numbers, except in code that draws for whole tensors.
 
-    The seeds of a rank come from the numbers that all of them draw alike, which recomputation draws again.
+    The seed of a rank is computed from numbers that all ranks draw alike, so that recomputation finds the same seed.
     """
 
     def __init__(self, axis: Axis, device: torch.device) -> None:
