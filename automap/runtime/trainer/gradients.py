@@ -21,13 +21,13 @@ def local_of(value: Tensor) -> Tensor:
 
 
 class OverlappedSums:
-    """Sums gradients of replicas: each bucket is sent once the last backward pass of a step has made all of it.
+    """Sums gradients over replicas: a bucket is sent as soon as the last backward pass of a step has completed it.
 
-    Buckets are sent from the end of the network to its beginning, on every rank in this order.
+    All ranks send buckets in the same order, from the end of the network to its beginning.
     """
 
     def __init__(self, parameters: Mapping[nn.Parameter, int], group: dist.ProcessGroup) -> None:
-        """Keeps the parameters.
+        """Begins with no buckets.
 
         Args:
             parameters: parameter -> the number of backward passes of a step that reach it; in the same order on every
@@ -75,7 +75,7 @@ class OverlappedSums:
             self._under_way.append((work, flat))
 
     def finish(self) -> None:
-        """Completes the gradients after the last backward pass; those that this rank did not make are zero."""
+        """Completes the gradients after the last backward pass; those that this rank has not computed count as zero."""
         self._start(None)
         for (work, flat), bucket in zip(self._under_way, self._buckets, strict=True):
             work.wait()
@@ -84,19 +84,23 @@ class OverlappedSums:
 
 
 class Earlier:
-    """Gradients that are there before a step: those of the step are added to them once they are complete.
+    """Gradients that exist before a step. Those of the step are added to them after they have been summed over ranks.
 
-    What ranks have summed must not be in a sum again.
+    The earlier gradients have been summed before, and must not be summed over ranks again.
     """
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
-        """Takes the gradients away."""
+        """Takes the gradients away from the parameters, which have none afterwards."""
         self._held = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
         for parameter, _ in self._held:
             parameter.grad = None
 
     def add(self, *, to_all: bool) -> None:
-        """Adds them to the gradients of the step; where not `to_all`, the step was left out and they are dropped."""
+        """Adds them to the gradients of the step.
+
+        Args:
+            to_all: whether they are kept; otherwise the step was skipped, and they are dropped too.
+        """
         for parameter, gradient in self._held if to_all else ():
             parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
 

@@ -1,9 +1,10 @@
-"""Trains a network of the user by a plan.
+"""Trains a network of the user by a plan, module by module.
 
-Weights are split by the roles of their modules (`roles`, `sharded_modules`), ZeRO is FSDP2, pipelines are torch's
-schedules over stages that are cut between modules (`stage_modules`). Losses are sums divided by the count of the whole
-batch, which is known before the first backward pass: every reduction is therefore a sum, and unequal shares of samples
-or of labels need nothing else. A plan that is finer than modules is refused.
+Weights are split by the roles of their modules (`roles`, `sharded_modules`), ZeRO is FSDP2, and pipelines are torch's
+schedules over stages that are cut between modules (`stage_modules`). The loss of each micro-batch is a sum over its
+labels, divided by the number of labels of the whole batch, which is known before the first backward pass. So every
+reduction of losses and gradients is a sum, also where ranks have different numbers of samples or labels. A plan that is
+finer than modules is refused.
 """
 
 from __future__ import annotations
@@ -193,7 +194,7 @@ class ModuleTrainer:
             return cut_untraced(module, self.roles, ends, inputs, self._names)
 
     def _replicate(self, mesh: DeviceMesh, kept: Sequence[nn.Module], units: Sequence[str]) -> None:
-        """Sets up data parallelism: FSDP2 under ZeRO, else plain replicas."""
+        """Sets up data parallelism: FSDP2 under ZeRO, otherwise plain replicas whose gradients are summed."""
         stage = self.plan.stages[0]
         self._zero = stage.zero.stage if mesh["shard"].size() > 1 else 0
         self._sums, self._whole = None, list[nn.Parameter]()
@@ -211,9 +212,10 @@ class ModuleTrainer:
     # -- Training
 
     def parameters(self) -> list[dict[str, list[nn.Parameter]]]:
-        """Parameter groups for an optimizer, one for each mesh of parameters, since fused steps mix no meshes.
+        """Parameter groups for an optimizer, one for each device mesh: fused optimizers take parameters of one mesh
+        only.
 
-        Frozen parameters are in none: they have no gradient, and no state of an optimizer in checkpoints.
+        Frozen parameters are in no group: they have no gradient, and no optimizer state in checkpoints.
         """
         groups: dict[Any, list[nn.Parameter]] = {}
         for parameter in filter(lambda p: p.requires_grad, self.module.parameters()):
@@ -224,13 +226,12 @@ class ModuleTrainer:
     def step(self, *data: Tensor) -> float:
         """Forward and backward passes of all micro-batches; gradients are complete afterwards.
 
-        They are added to those that are there, as by several backward passes of torch. In fp16, a step whose gradients
-        overflow leaves none behind, so that the optimizer does nothing, and counts in `scaling.num_skipped`.
+        They are added to existing gradients, as by several backward passes of torch. In fp16, a step whose gradients
+        overflow leaves no gradients, so that the optimizer changes nothing, and counts in `scaling.num_skipped`.
+        Replicas that are trained apart are averaged at the beginning of the step that follows a period.
 
         Args:
             data: the model's inputs, then the labels: [len(rows), ...] the samples at `rows` of a global batch.
-
-        Replicas that are trained apart are averaged at the beginning of the step that follows a period.
 
         Returns:
             The loss of the whole batch, equal on every process; where replicas are trained apart, that of the samples
@@ -262,10 +263,10 @@ class ModuleTrainer:
         return inputs, labels
 
     def evaluate(self, *data: Tensor) -> tuple[float, Tensor | None]:
-        """The loss of a batch in evaluation mode, without gradients; a training that goes on does not notice.
+        """The loss of a batch in evaluation mode, without gradients and without any effect on the training.
 
-        Running statistics are the mean of those of all replicas. Replicas that are trained apart evaluate their own
-        weights, which `finish` averages. All ranks must call this.
+        Running statistics are averaged over all replicas for it. Replicas that are trained apart evaluate their own
+        weights, unless `finish` has averaged them. All ranks must call this.
 
         Args:
             data: as for `step`.
@@ -288,10 +289,10 @@ class ModuleTrainer:
     def clip_gradients(self, max_norm: float) -> float:
         """Scales the gradients of all ranks, after `step`, so that their norm together is at most `max_norm`.
 
-        `torch.nn.utils.clip_grad_norm_` knows those of this rank alone. All ranks must call this.
+        (`torch.nn.utils.clip_grad_norm_` would only see the gradients of this rank.) All ranks must call this.
 
         Returns:
-            The norm before, equal on every rank; that of a replica where replicas are trained apart.
+            The norm before scaling, equal on every rank; where replicas are trained apart, the norm of this replica.
         """
         held = [(name, p, p.grad) for name, p in self.module.named_parameters() if p.grad is not None]
         square = square_of(((local_of(g), self._copies(name, p)) for name, p, g in held), self.device)
@@ -300,7 +301,7 @@ class ModuleTrainer:
         return norm
 
     def _copies(self, name: str, parameter: nn.Parameter) -> float:
-        """The number of ranks, of those that train together, that hold each number of a parameter of this rank."""
+        """How many of the ranks that train together hold the same elements of a parameter as this rank."""
         parts = 1
         if isinstance(parameter, DTensor):
             mesh = parameter.device_mesh
@@ -321,7 +322,7 @@ class ModuleTrainer:
         self._is_updated = False
 
     def _sum(self, losses: Sequence[Tensor]) -> Tensor:
-        """What this rank reports of a loss, from its terms."""
+        """This rank's contribution to the reported loss, from the terms of its micro-batches."""
         return sum(losses, torch.zeros((), device=self.device)).double() / self.scaling.scale * self._reports()
 
     def _reports(self) -> bool:
@@ -329,7 +330,7 @@ class ModuleTrainer:
         return self._axis.index == 0 and len(self.plan.stages) - 1 in self._mine
 
     def _everywhere(self, value: Tensor) -> Tensor:
-        """The sum over all processes that are trained together."""
+        """The sum over all ranks that train together."""
         value = value.detach().to(torch.float64)
         if dist.get_world_size() > 1:
             dist.all_reduce(value, group=self._together)
@@ -391,15 +392,14 @@ class ModuleTrainer:
         return [loss.detach() for loss in losses]
 
     def _fed(self, inputs: Sequence[Tensor], labels: Tensor, losses: list[Tensor]) -> dict[str, Any]:
-        """What a schedule takes: the inputs by name, and on the last stage the labels and a list for the losses."""
+        """The arguments of a schedule: the inputs by name, and on the last stage the labels and a list for the
+        losses."""
         last = {"target": labels, "losses": losses} if len(self.plan.stages) - 1 in self._mine else {}
         return {**dict(zip(self._names, inputs, strict=True)), **last}
 
     def _finish(self) -> None:
-        """Adds up gradients over replicas, over the sharding axis where they are partial, and over tied copies.
-
-        Buffers that code changes are averaged over replicas.
-        """
+        """Completes gradients: sums them over replicas, over the sharding axis where they are partial, and over the
+        copies of tied weights. Buffers that code changes are averaged over replicas."""
         named = dict(self.module.named_parameters())
         if self._sums is not None:
             self._sums.finish()
