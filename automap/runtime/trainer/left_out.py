@@ -1,7 +1,7 @@
 """Code that leaves out whole blocks in training: at random, as LayerDrop and stochastic depth do, or by its samples.
 
-Each rank draws for itself. Under ZeRO others stand in for what a rank leaves out (`stand_ins`); but a stage of a
-pipeline may end in such a block.
+Each rank decides this for itself. Under ZeRO, a rank that skips a block still takes part in its collectives
+(`stand_ins`). In a pipeline, a stage may end in such a block; that is refused here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Call(NamedTuple):
 
     path: str
     has_gradient: bool
-    """Whether what it reads gets a gradient."""
+    """Whether the input of the block gets a gradient."""
 
 
 def order_of_blocks(
@@ -35,14 +35,14 @@ def order_of_blocks(
 ) -> list[Call]:
     """The calls of the blocks of a network, in the order in which its code makes them.
 
-    A block that the network leaves out in this call stands after the block before it in the network.
+    A block that the network skips in this call has the position after the block before it in the network.
 
     Args:
         module: a network in training.
         units: the paths of its blocks.
         inputs: inputs of some samples.
         names: see `scores_of`.
-        are_all_needed: whether to refuse a network that runs a block or leaves it out, as random numbers say.
+        are_all_needed: whether to refuse a network in which random numbers decide whether a block runs.
 
     Raises:
         PlanError: names the block.
@@ -67,7 +67,7 @@ def order_of_blocks(
 def _called(
     module: nn.Module, units: Sequence[str], inputs: list[Tensor], names: tuple[str, ...], number: float
 ) -> list[Call]:
-    """The calls of blocks where all random numbers are the same; nothing of the network changes."""
+    """The calls of blocks in a pass in which all random numbers are equal; nothing of the network changes."""
     found: list[Call] = []
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     with contextlib.ExitStack() as stack:

@@ -1,9 +1,10 @@
 """Pipeline stages of a network whose forward cannot be traced, such as the models of transformers.
 
-Every stage runs the user's whole forward. Modules of other stages do nothing: they return zeros of the shape that they
-would return. The tensor that crosses is what the last module of a stage returns, or else what the first module of the
-next stage takes, as in blocks that end in an addition before a norm. The stage before ends there; the stage behind puts
-the tensor in its place. That this computes the same is checked on random data before any weight is dropped.
+Every stage runs the user's whole forward method, but modules of other stages return zeros of the right shapes instead
+of computing. The tensor that crosses from one stage to the next is the output of the last module of the first stage, or
+else the input of the first module of the next stage, as in blocks that end in an addition before a norm. The first
+stage leaves the forward method at this tensor; the next stage puts the received tensor in its place. Before any weight
+is dropped, stages and network are compared on random data.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from automap.runtime.trainer.training_graph import scores_of
 
 
 class _Ended(Exception):
-    """Leaves the user's forward with the tensor that crosses."""
+    """Raised to leave the user's forward method with the tensor that crosses to the next stage."""
 
     def __init__(self, crossing: Tensor) -> None:
         self.crossing = crossing
@@ -37,11 +38,11 @@ class Border(NamedTuple):
 
     unit: str
     is_behind: bool
-    """Whether the output of the unit crosses, or its input."""
+    """Whether the output of the unit crosses; otherwise its input does."""
 
 
 class _Run:
-    """What the modules of a network must know of the stage that runs: its number, and what it works on."""
+    """State that all modules of a network read: the number of the stage that runs now, and its tensors."""
 
     def __init__(self) -> None:
         self.stage = -1
@@ -59,13 +60,13 @@ class SkippingStage(nn.Module):
     """One stage; its modules have the paths that they have in the network."""
 
     def __init__(self, whole: nn.Module, number: int, owned: Sequence[str], run: _Run) -> None:
-        """Takes a network whose units are guarded.
+        """Makes a stage of a network whose units run by `_guarded`.
 
         Args:
-            whole: the network, which is run but is no child of the stage.
+            whole: the network, which is run but is no child module of the stage.
             number: the number of the stage.
             owned: paths of the units of the stage.
-            run: what the units know.
+            run: the state that the units read.
         """
         super().__init__()
         self._whole, self._number, self._run = (whole,), number, run
@@ -88,7 +89,7 @@ class SkippingStage(nn.Module):
         if self._number < len(run.borders):
             unit, is_behind = run.borders[self._number]
             child = whole.get_submodule(unit)
-            # It is registered anew, so that hooks of FSDP2 are inside of it.
+            # The hook is registered in every pass, so that it runs after the hooks of FSDP2.
             if is_behind:
                 hook = child.register_forward_hook(_end_behind)
             else:
@@ -125,7 +126,7 @@ def cut_untraced(
     Args:
         module: the network.
         roles: the stages of its operators by scope.
-        ends: of each stage but the last, the scopes of its last operator and of the one behind it.
+        ends: for each stage but the last, the scopes of its last operator and of the first operator of the next stage.
         inputs: number of samples -> random data.
         names: the arguments of `forward` that are the inputs.
 
@@ -147,7 +148,7 @@ def cut_untraced(
 
 
 def _units(module: nn.Module, roles: Roles) -> dict[str, int]:
-    """Path of the largest modules that lie in one stage -> its number.
+    """Path of each largest module that lies in a single stage (a unit) -> the number of this stage.
 
     Raises:
         FinerThanModules: a module with parts in several stages has parameters of its own.
@@ -181,7 +182,7 @@ def _border(last: str, first: str, stage: int, units: Mapping[str, int]) -> Bord
 
 
 def _guarded(forward: Callable[..., Any], path: str, stage: int, run: _Run, *args: Any, **kwargs: Any) -> Any:
-    """Runs a unit in its own stage, and stands in for it in all others."""
+    """Runs a unit in its own stage, and returns zeros of the same shapes in all others."""
     if run.stage < 0:
         output = forward(*args, **kwargs)
         leaves, structure = tree_flatten(output)
