@@ -157,9 +157,7 @@ class Episodes:
         self._is_operator = np.array([*(slot.kind == "signature" for slot in self.space.slots), False])
         self.num_decisions = np.zeros(count, dtype=np.int64)
         self.num_operator_decisions = np.zeros(count, dtype=np.int64)
-        begin = np.full(count, BEGIN)
-        self.known.follow(self.partial_plans.episodes, begin)
-        self.known.complete(self.partial_plans.episodes, begin)
+        self._step(np.full(count, BEGIN))
 
     def begin(self, which: npt.NDArray[np.bool_]) -> None:
         """Begins new plans in the episodes where `which`, [episodes], is true."""
@@ -191,10 +189,8 @@ class Episodes:
         self.partial_plans.episodes.asked[number] = asked
 
     def _step(self, actions: Ints) -> None:
-        """Takes actions of `automap.bounds.kernels.step_many`, and updates the completions of all partial plans."""
-        self.known.follow(self.partial_plans.episodes, actions)
-        self.partial_plans.step(actions)
-        self.known.complete(self.partial_plans.episodes, actions)
+        """Takes actions as `automap.bounds.kernels.completions.step_and_complete` does."""
+        self.known.step(self.partial_plans, actions)
 
     def step(self, actions: Ints) -> tuple[Floats, npt.NDArray[np.bool_]]:
         """Takes one decision of every unfinished plan. Where an action is not legal, the nearest legal one is taken.

@@ -11,9 +11,9 @@ import numpy as np
 
 from automap.arrays import Floats, Ints, numbered, row_digests
 from automap.bounds.corrections import Corrections
-from automap.bounds.kernels.completions import complete_many
-from automap.bounds.kernels.known_plans import KnownArrays, follow_known, hash_plans, worth_many
-from automap.bounds.kernels.step_many import EpisodeArrays
+from automap.bounds.kernels.completions import step_and_complete
+from automap.bounds.kernels.known_plans import KnownArrays, hash_plans, worth_many
+from automap.bounds.partial_plans import PartialPlans
 from automap.space.group_flow import group_flow
 from automap.space.space import PlanSpace, Values
 from automap.space.templates import templates
@@ -191,10 +191,6 @@ class KnownPlans:
         worth = worth_s(self.arrays.prices[:count], self.reference_s)
         self.arrays.order[:count] = np.argsort(worth, kind="stable")
 
-    def follow(self, episodes: EpisodeArrays, actions: Ints) -> None:
-        """Prepares a step of the episodes, see `follow_known`."""
-        follow_known(episodes, self.arrays, actions)
-
-    def complete(self, episodes: EpisodeArrays, actions: Ints) -> None:
-        """Prices the completions after a step of the episodes, see `complete_many`."""
-        complete_many(self.space.compiled, episodes, self.arrays, actions)
+    def step(self, plans: PartialPlans, actions: Ints) -> None:
+        """Takes one decision of every plan and prices the completions after it, see `step_and_complete`."""
+        step_and_complete(self.space.compiled, plans.table.lower_bounds, plans.episodes, self.arrays, actions)

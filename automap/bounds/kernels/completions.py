@@ -13,8 +13,8 @@ import numpy as np
 from numba import boolean, float64, int64, types, void
 
 from automap.bounds.kernels.corrections import correction
-from automap.bounds.kernels.known_plans import KNOWN, compare, find_best, worth
-from automap.bounds.kernels.step_many import EPISODES, WAIT
+from automap.bounds.kernels.known_plans import KNOWN, compare, find_best, follow_known, worth
+from automap.bounds.kernels.step_many import EPISODES, LOWER_BOUNDS, WAIT, step_one
 from automap.jit import borrowing, kernel
 from automap.price.kernels.array_types import Floats, Ints, Ints2, Mask, tuple_type
 from automap.price.kernels.hashes import SEEDS, mix
@@ -380,7 +380,7 @@ def _go_on(compiled, episodes, known, number, place, scratch):
 
 @borrowing(void(COMPILED, EPISODES, KNOWN, int64, SCRATCH), inner=True)
 def _complete_one(compiled, episodes, known, number, scratch):
-    """Prices the completions after every legal value of the slot to decide of one plan; see `complete_many`."""
+    """Prices the completions after every legal value of the slot to decide of one plan; see `step_and_complete`."""
     slot, worths = episodes.position[number], known.worth[number]
     compare(episodes, known, number)
     find_best(episodes, known, number, scratch.places, scratch.best)
@@ -399,25 +399,31 @@ def _complete_one(compiled, episodes, known, number, scratch):
         known.least[number] = min(known.least[number], worths[i])
 
 
-@borrowing(void(COMPILED, EPISODES, KNOWN, int64[::1], SCRATCH), inner=True)
-def _complete_all(compiled, episodes, known, actions, scratch):
+@borrowing(void(COMPILED, LOWER_BOUNDS, EPISODES, KNOWN, int64[::1], SCRATCH), inner=True)
+def _step_and_complete(compiled, bounds, episodes, known, actions, scratch):
+    follow_known(episodes, known, actions)
     for number in range(actions.shape[0]):
+        step_one(compiled, bounds, episodes, number, actions[number], scratch.workspace)
         if episodes.position[number] < episodes.values.shape[1] and actions[number] != WAIT:
             _complete_one(compiled, episodes, known, number, scratch)
 
 
-@kernel(void(COMPILED, EPISODES, KNOWN, int64[::1]))
-def complete_many(compiled, episodes, known, actions):
-    """Prices the completion after every legal value of the slots to decide.
+@kernel(void(COMPILED, LOWER_BOUNDS, EPISODES, KNOWN, int64[::1]))
+def step_and_complete(compiled, bounds, episodes, known, actions):
+    """Takes one decision of every plan as `step_many` does, and prices completions after the values of the next one.
 
-    Behind a signature there are two: the rest follows the known plan, or it goes on as the decisions before do
-    (`_likewise`), and the better one counts: sharding often pays only for several operators together.
+    Slots that are not asked follow the best known plan that agrees with the decisions. A plan is decided and completed
+    in the same memory before the next plan is: what is known of its units is then still at hand.
+
+    After a signature there are two completions: the rest follows the known plan, or it goes on as the decisions before
+    do (`_likewise`), and the better one counts: sharding often pays only for several operators together.
 
     Args:
         compiled: whose cache is read and written.
-        episodes: the plans.
-        actions: [episodes] those that `step_many` took last; where a plan waited, nothing has changed.
+        bounds: of the space.
+        episodes: the plans; read and written.
         known: `completed`, `worth`, `least`, `is_followed`, `best_values` and `best_s` are written.
+        actions: [episodes] see `step_many`.
     """
     workspace, num_slots = new_workspace(compiled), episodes.values.shape[1]
     scratch = Scratch(
@@ -433,4 +439,4 @@ def complete_many(compiled, episodes, known, actions):
         places=np.full(compiled.space.scalars.most_values, -1),
         best=np.empty(episodes.legal.shape[1], np.int64),
     )
-    _complete_all(compiled, episodes, known, actions, scratch)
+    _step_and_complete(compiled, bounds, episodes, known, actions, scratch)

@@ -183,7 +183,7 @@ def _follow_first(known, number):
             return
 
 
-@borrowing(void(EPISODES, KNOWN, int64[::1]))
+@borrowing(void(EPISODES, KNOWN, int64[::1]), inner=True)
 def follow_known(episodes, known, actions):
     """Prepares `step_many`: slots that are not asked will follow the best known plan that agrees with the actions.
 

@@ -391,9 +391,12 @@ def _take(space, bounds, episodes, number, action):
     return True
 
 
-@borrowing(void(COMPILED, LOWER_BOUNDS, EPISODES, int64, WORKSPACE), inner=True)
-def _advance(compiled, bounds, episodes, number, workspace):
-    """Fills in what is forced or not asked, and looks at the values of the first slot that is asked."""
+@borrowing(void(COMPILED, LOWER_BOUNDS, EPISODES, int64, int64, WORKSPACE), inner=True)
+def step_one(compiled, bounds, episodes, number, action, workspace):
+    """Takes one action of `step_many` for the plan with a number, fills in what is forced or not asked after it, and
+    looks at the values of the first slot that is asked."""
+    if not _take(compiled.space, bounds, episodes, number, action):
+        return
     space, value, bound = compiled.space, episodes.values[number], episodes.bound[number]
     first, hashes = space.first, episodes.hashes[number]
     begin = episodes.position[number]
@@ -432,8 +435,7 @@ def _advance(compiled, bounds, episodes, number, workspace):
 @borrowing(void(COMPILED, LOWER_BOUNDS, EPISODES, int64[::1], WORKSPACE), inner=True)
 def _step_all(compiled, bounds, episodes, actions, workspace):
     for number in range(actions.shape[0]):
-        if _take(compiled.space, bounds, episodes, number, actions[number]):
-            _advance(compiled, bounds, episodes, number, workspace)
+        step_one(compiled, bounds, episodes, number, actions[number], workspace)
 
 
 @kernel(void(COMPILED, LOWER_BOUNDS, EPISODES, int64[::1]))
@@ -444,7 +446,6 @@ def step_many(compiled, bounds, episodes, actions):
         compiled: whose cache is read and written.
         bounds: of the space.
         episodes: read and written.
-        actions: [episodes] index into `episodes.legal`, or `BEGIN` or `WAIT`; a plan that is complete
-            waits for `BEGIN`.
+        actions: [episodes] index into `episodes.legal`, or `BEGIN` or `WAIT`; a complete plan waits for `BEGIN`.
     """
     _step_all(compiled, bounds, episodes, actions, new_workspace(compiled))
