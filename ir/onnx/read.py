@@ -63,7 +63,7 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
     results = {v.name for v in graph.input} | {name for node in graph.node for name in node.output}
     sources = folded_sources(graph.value_info)
     made = folded_products(sources, stored, tensors) if needs_values else []
-    made += folded_parameters(graph.value_info, stored, results - stored.keys())
+    made += folded_parameters(graph, stored, results - stored.keys())
     if needs_values:
         made += stored_bands(stored, tensors)
     for sparse in graph.sparse_initializer:

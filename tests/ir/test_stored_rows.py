@@ -1,6 +1,7 @@
 """Look-ups of constant places that a tool computed and stored: their tables are the parameters."""
 
 from dataclasses import replace
+from math import isqrt
 
 import numpy as np
 import pytest
@@ -25,17 +26,27 @@ def window(table):
 
 
 def written(bias, *, joined=False, samples=1):
-    """The bytes of attention to which `bias` is added in front of the softmax, or `joined` to its keys."""
-    tokens = bias.shape[-2]
+    """The bytes of attention to which `bias` is added in front of the softmax, or `joined` to its keys; one of
+    `[queries * keys, heads]` is viewed as `[1, heads, queries, keys]` first."""
+    is_flat = bias.ndim == 2
+    tokens = isqrt(len(bias)) if is_flat else bias.shape[-2]
     shapes = dict.fromkeys(("wq", "wk"), (HEADS * WIDTH, WIDTH * HEADS))
     stored = {n: RANDOM.normal(size=s) for n, s in shapes.items()} | {"bias": bias}
     stored = [numpy_helper.from_array(np.asarray(v, np.float32), n) for n, v in stored.items()]
     stored.append(numpy_helper.from_array(np.array([0, 0, HEADS, WIDTH]), "heads"))
+    stored.append(numpy_helper.from_array(np.array([tokens, tokens, -1]), "pairs"))
+    stored.append(numpy_helper.from_array(np.array([0]), "first"))
+    views = [
+        node("Reshape", ["bias", "pairs"], ["viewed"]), node("Transpose", ["viewed"], ["turned"], perm=[2, 0, 1]),
+        node("Unsqueeze", ["turned", "first"], ["put"]),
+    ]  # fmt: skip
     nodes = [
+        *(views if is_flat else []),
         *(node("MatMul", ["x", f"w{n}"], [n]) for n in "qk"), *(node("Reshape", [n, "heads"], [f"{n}r"]) for n in "qk"),
         node("Transpose", ["qr"], ["qt"], perm=[0, 2, 1, 3]), node("Transpose", ["kr"], ["kt"], perm=[0, 2, 3, 1]),
         node("MatMul", ["qt", "kt"], ["scores"]),
-        node("Concat" if joined else "Add", ["scores", "bias"], ["biased"], **({"axis": 3} if joined else {})),
+        node("Concat" if joined else "Add", ["scores", "put" if is_flat else "bias"], ["biased"],
+             **({"axis": 3} if joined else {})),
         node("Softmax", ["biased"], ["y"], axis=-1),
     ]  # fmt: skip
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, (samples, tokens, HEADS * WIDTH))
@@ -85,6 +96,15 @@ def test_a_window_of_one_head():
     graph = attention(window(TABLE[:, :1])[None])
     assert own(graph) == [(81, 1)]
     assert own(attention(RANDOM.integers(9, size=(1, 1, 8, 8)))) == [(1, 1, 8, 8)]
+
+
+@pytest.mark.parametrize("rows", [81, 0], ids=["window", "numbers of each pair"])
+def test_look_ups_that_are_viewed_as_a_bias_are_their_table(rows):
+    """PyTorch's newer exporter leaves the views where the table is large, as in GC ViT and the wider stages of Swin."""
+    stored = np.moveaxis(window(TABLE), 0, -1).reshape(-1, HEADS) if rows else RANDOM.normal(size=(PAIRS, HEADS))
+    graph = attention(stored)
+    assert own(graph) == [(rows or PAIRS, HEADS)]
+    assert graph.tensors["y"].shape == (1, HEADS, SIDE**2, SIDE**2)
 
 
 def test_sinks_of_attention_are_one_number_of_each_head():

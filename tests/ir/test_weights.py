@@ -7,7 +7,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ir.errors import ModelError
 from ir.onnx.load import load_model
-from ir.onnx.readers.nodes import KIND_KEY
+from ir.onnx.readers.nodes import FOLDED_KEY, KIND_KEY, SIGNATURE_KEY
 from ir.onnx.strip import strip
 
 FLOAT = TensorProto.FLOAT
@@ -434,6 +434,23 @@ def test_a_bias_that_is_a_buffer_by_its_name_is_none():
     # A tool that makes a buffer again leaves the marks of the others.
     made.graph.initializer[0].metadata_props.add(key=KIND_KEY, value="PARAMETER")
     assert {p.name for p in load_model(made.SerializeToString()).parameters} == {"m.head.weight"}
+
+
+def test_a_buffer_that_the_exporter_made_again_is_no_parameter():
+    """As the window of a short-time Fourier transform, of which the newer exporter stores a copy (`val_21`)."""
+    stored = [weight("w", 8, 8), weight("val_21", 8)]
+    inner = [value("w", 8, 8), value("val_21", 8)]
+    inner[0].metadata_props.add(key=KIND_KEY, value="PARAMETER")
+    inner[1].metadata_props.add(key=FOLDED_KEY, value="['val_20', 'window']")
+    nodes = [node("MatMul", ["x", "w"], ["h"]), node("Mul", ["h", "val_21"], ["y"])]
+    made = onnx.load_from_string(model(nodes, stored, inner=inner))
+    for kind, names in (("PARAMETER", {"w", "val_21"}), ("BUFFER", {"w"})):
+        del made.graph.metadata_props[:]
+        signature = f"\n# inputs\np_w: PARAMETER target='w'\nb_window: {kind} target='window' persistent=True\n"
+        made.graph.metadata_props.add(key=SIGNATURE_KEY, value=signature)
+        data = made.SerializeToString()
+        assert {p.name for p in load_model(data).parameters} == names
+        assert {p.name for p in load_model(strip(data).data).parameters} == names
 
 
 def test_a_weight_behind_a_function_of_one_operand():

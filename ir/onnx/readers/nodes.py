@@ -87,6 +87,8 @@ FROZEN_KEY = "automap.frozen_parameters"
 """Metadata key of a file: the names of parameters that are not trained, as a JSON list."""
 MOST_SAID = 1000
 """Characters of such a sentence that are told; ours have some 300."""
+SIGNATURE_KEY = "pkg.torch.export.ExportedProgram.graph_signature"
+"""Metadata key of a graph: what each input of the exported program is, one a line, `b_w: BUFFER target='w' …`."""
 FOLDED_KEY = "pkg.onnxscript.optimizer.folded_from"
 """Metadata key of a value that the exporter's optimiser computed: the names of the tensors it was computed from."""
 

@@ -15,6 +15,7 @@ from ir.onnx.readers.nodes import (
     CONTENT_KEY,
     FILLED_KEY,
     FOLDED_KEY,
+    SIGNATURE_KEY,
     STATE_POSITIONS,
     TURNED_KEY,
     Declared,
@@ -35,13 +36,15 @@ _CREATED = re.compile(
     r"(new_)?(arange|full|zeros|ones|eye|linspace|logspace|scalar_tensor|empty|rand\w*)(_like)?(_\d+)?$"
 )
 """Names of results of operators that make tensors of numbers alone."""
+_BUFFER = re.compile(r": BUFFER target='([^']+)'")
+"""A buffer among the inputs of an exported program, as the newer exporter writes them down."""
 
 
-def folded_parameters(values: Iterable[Any], stored: dict[str, Stored], made: Collection[str]) -> list[Node]:
+def folded_parameters(graph: Any, stored: dict[str, Stored], made: Collection[str]) -> list[Node]:
     """Marks weights again that lost their mark because the exporter's optimiser transposed or looked them up.
 
     Args:
-        values: declarations of inner tensors (protobuf).
+        graph: protobuf; it declares inner tensors, and the newer exporter says which were buffers of the module.
         stored: the stored tensors by name.
         made: names of the inputs and of the results of all nodes.
 
@@ -50,11 +53,13 @@ def folded_parameters(values: Iterable[Any], stored: dict[str, Stored], made: Co
     """
     nodes = []
     copies: dict[tuple[str, tuple[int, ...]], str] = {}
-    folded = {value.name: text_list(metadata(value).get(FOLDED_KEY, "")) for value in values if value.name in stored}
+    values = [value for value in graph.value_info if value.name in stored]
+    folded = {value.name: text_list(metadata(value).get(FOLDED_KEY, "")) for value in values}
+    buffers = frozenset(_BUFFER.findall(metadata(graph).get(SIGNATURE_KEY, "")))
     same = {(names[0], stored[name].shape) for name, names in folded.items() if len(names) == 1}
     for name, names in folded.items():
         given = stored.get(name)
-        sources = _folded_sources(name, names)
+        sources = [each for each in _folded_sources(name, names) if each not in buffers]
         if any(each in made for each in sources):
             continue  # numbers alone, in the shape of a result
         if given is not None and not given.shape and not any("." in each for each in names):

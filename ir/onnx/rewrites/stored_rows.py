@@ -2,12 +2,13 @@
 
 The biases of relative positions (Swin, BEiT, T5) and the sinks of attention (gpt-oss) are a few numbers of each head,
 which attention reads at all pairs of positions. Where constants are folded, all pairs are stored, `[1, heads, queries,
-keys]`: many times more numbers than the model has.
+keys]`: many times more numbers than the model has. PyTorch's newer exporter folds a table of more than 8,192 numbers up
+to its look-up alone, `[queries * keys, heads]`, and leaves the views of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import isqrt, prod
 from typing import Any
@@ -18,12 +19,15 @@ from onnx import numpy_helper
 from ir.onnx.readers.nodes import COMPUTED, ROWS_KEY, Node, Stored, has_data, metadata
 from ir.onnx.rewrites.computed_tables import MAX_ELEMENTS
 
-READERS = ("Add", "Concat")
-"""Kinds that read such tensors."""
-TO_SOFTMAX = frozenset({"Add", "Sub", "Concat", "Reshape", "Squeeze", "Unsqueeze", "Cast", "Where", "Identity"})
-"""Kinds between them and the softmax of attention."""
+READERS = {"Add": (3, 4), "Concat": (3, 4), "Reshape": (2,)}
+"""Kinds that read such tensors, and the numbers of dims that these have there."""
+VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Cast", "Identity"})
+"""Kinds of views of scores and biases."""
+TO_SOFTMAX = VIEWS | {"Add", "Sub", "Concat", "Where"}
+"""Kinds between the bias and the softmax of attention."""
 MAX_STEPS = 6
-"""Operators in front of the softmax that are followed (assumed; Swin has four: bias, two views, mask)."""
+"""Operators in front of the softmax that are followed (assumed; Swin has four: bias, two views, mask). So many views in
+front of the bias, too (Swin has three)."""
 LEAST_SHARE = 2
 """Pairs of positions for each row, at least (assumed; a window of 2 x 2 has 16 pairs and 9 rows, and is left as it is:
 its table is as large as what was looked up)."""
@@ -38,31 +42,48 @@ def rows_of(tensor: Any) -> int:
         tensor: protobuf.
     """
     shape = tuple(tensor.dims)
-    if len(shape) not in (3, 4) or min(shape) < 1 or prod(shape) > MAX_ELEMENTS:
+    if len(shape) not in (2, 3, 4) or min(shape) < 1 or prod(shape) > MAX_ELEMENTS:
         return 0
-    pairs = prod(shape) // shape[-3]
+    heads = shape[_heads_dim(shape)]
+    pairs = prod(shape) // heads
     if not has_data(tensor):
         text = metadata(tensor).get(ROWS_KEY, "")
         return int(text) if text.isdecimal() and 0 < int(text) * LEAST_SHARE <= pairs else 0
-    value = np.asarray(numpy_helper.to_array(tensor)).reshape(-1, shape[-3], prod(shape[-2:]))
-    columns = np.ascontiguousarray(np.moveaxis(value, 1, 2)).reshape(pairs, -1)
+    value = np.asarray(numpy_helper.to_array(tensor))
+    columns = np.ascontiguousarray(np.moveaxis(value, _heads_dim(shape), -1)).reshape(pairs, heads)
     # np.unique imports modules at its first call, which the sandbox forbids.
     whole = columns.view(np.dtype((np.void, columns.dtype.itemsize * columns.shape[1])))
     rows = len(set(whole.reshape(-1).tolist()))
-    side = isqrt(shape[-1])
-    window = (2 * side - 1) ** 2 if side > 1 and side * side == shape[-1] == shape[-2] else 0
+    queries, keys = shape[-2:] if len(shape) > 2 else (isqrt(pairs), isqrt(pairs))
+    side = isqrt(keys)
+    window = (2 * side - 1) ** 2 if side > 1 and side * side == keys == queries else 0
     # A window has all of its relative positions; numbers that are all equal say nothing of how many others there are,
     # and of a single head any few numbers may be there more than once.
     if rows <= window:
         rows = window
-    elif shape[-3] < 2 or (columns == columns[0, 0]).all():
+    elif heads < 2 or (columns == columns[0, 0]).all():
         return 0
     return rows if rows * LEAST_SHARE <= pairs else 0
 
 
+def _heads_dim(shape: Sequence[int]) -> int:
+    """The dim of the heads in `[pairs, heads]` or `[..., heads, queries, keys]`."""
+    return -1 if len(shape) == 2 else -3
+
+
+def _added(node: Node, readers: Mapping[str, list[Node]]) -> list[Node]:
+    """The nodes that add the result of a Reshape, `[queries, keys, heads]`, or a view of it, to something else."""
+    current, found = [node], []
+    for _ in range(MAX_STEPS):
+        current = [reader for each in current for name in each.outputs for reader in readers.get(name, ())]
+        found += [reader for reader in current if reader.kind == "Add"]
+        current = [reader for reader in current if reader.kind in VIEWS or reader.kind == "Transpose"]
+    return found
+
+
 def _reaches_softmax(node: Node, readers: Mapping[str, list[Node]]) -> bool:
-    """Whether a softmax follows soon on the results of a node."""
-    current = [node]
+    """Whether a softmax follows soon on the results of a node that reads a bias."""
+    current = _added(node, readers) if node.kind == "Reshape" else [node]
     for _ in range(MAX_STEPS):
         current = [reader for each in current for name in each.outputs for reader in readers.get(name, ())]
         if any(reader.kind == "Softmax" for reader in current):
@@ -86,7 +107,10 @@ def stored_rows(nodes: Iterable[Node], stored: dict[str, Stored], tensors: Mappi
     names = [
         name
         for name in tensors.keys() & stored.keys()
-        if any(node.kind in READERS and _reaches_softmax(node, readers) for node in readers.get(name, ()))
+        if any(
+            len(stored[name].shape) in READERS.get(node.kind, ()) and _reaches_softmax(node, readers)
+            for node in readers.get(name, ())
+        )
     ]
     made: list[Node] = []
     for name in sorted(names):
@@ -99,19 +123,20 @@ def stored_rows(nodes: Iterable[Node], stored: dict[str, Stored], tensors: Mappi
 
 
 def _look_up(name: str, given: Stored, rows: int, stored: dict[str, Stored]) -> list[Node]:
-    """Rows of `[rows, heads]` at `[windows, queries, keys]` places, with the heads in front of the queries."""
+    """Rows of `[rows, heads]` at `[windows, queries, keys]` places, with the heads in front of the queries; or at
+    `[pairs]` places, with the heads last."""
     # What all exported samples share is there once.
     shape = (1, *given.shape[1:]) if len(given.shape) == 4 and given.periods[:1] == (1,) else given.shape
     table, places = f"{name}#rows", f"{name}#places"
-    stored[table] = replace(given, shape=(rows, shape[-3]), value=None, periods=())
-    at = (*shape[:-3], *shape[-2:])
+    stored[table] = replace(given, shape=(rows, shape[_heads_dim(shape)]), value=None, periods=())
+    at = (*shape[:-3], *shape[-2:]) if len(shape) > 2 else shape[:1]
     # Which rows they are decides nothing; a constant of numbers that differ is not taken for one of fewer samples.
     stored[places] = Stored(at, "int64")
     rank = len(shape)
-    found = [
-        Node("Gather", [table, places], [f"{name}#read"], {"axis": 0}),
-        Node("Transpose", [f"{name}#read"], [name], {"perm": (*range(rank - 3), rank - 1, rank - 3, rank - 2)}),
-    ]
+    read = name if rank == 2 else f"{name}#read"
+    found = [Node("Gather", [table, places], [read], {"axis": 0})]
+    if rank > 2:
+        found.append(Node("Transpose", [read], [name], {"perm": (*range(rank - 3), rank - 1, rank - 3, rank - 2)}))
     for node in found:
         node.opset = OPSET
     return found
