@@ -31,6 +31,7 @@ from ir.onnx.readers.roles import with_stored_constants
 from ir.onnx.rewrites.caches import without_cache_branch, without_caches
 from ir.onnx.rewrites.computed_tables import computed_tables
 from ir.onnx.rewrites.contributed import standard
+from ir.onnx.rewrites.dropped_biases import restore_biases
 from ir.onnx.rewrites.equal_weights import separate_fresh, tied_heads
 from ir.onnx.rewrites.exporter_quirks import folded_parameters, mark_weights, separate, tied, unfolded, unmerged
 from ir.onnx.rewrites.folded_norms import restored_norms, seem_folded
@@ -87,6 +88,7 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
     made += stored_rows(nodes, stored, {name: tensors[name] for name in unmarked & stored.keys()})
     if marked:
         separate(nodes, stored, tensors)
+        restore_biases(graph, nodes, stored)
     elif is_pytorch:
         nodes = unmerged(nodes, stored, inputs, tensors)
         if not any(map(_is_float, stored.values())):

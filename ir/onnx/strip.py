@@ -54,7 +54,7 @@ from ir.onnx.readers.nodes import (
 )
 from ir.onnx.readers.roles import roles_without_metadata, stored_role
 from ir.onnx.readers.stated_costs import COST_KEYS
-from ir.onnx.rewrites.computed_tables import computed_tables
+from ir.onnx.rewrites.computed_tables import MAX_ELEMENTS, computed_tables
 from ir.onnx.rewrites.equal_weights import rounded_table, tables_and_heads
 from ir.onnx.rewrites.exporter_quirks import content, is_filled
 from ir.onnx.rewrites.folded_products import folded_sources, rank_of
@@ -85,7 +85,8 @@ KEPT_METADATA = frozenset(
 )
 MAX_COMPARED_BYTES = 1 << 30
 """Bytes of the largest file whose weights are compared with each other before they are dropped (assumed): where an
-exporter does not mark parameters, only their numbers tell a tied head from another one."""
+exporter does not mark parameters, only their numbers tell a tied head from another one; where it does, only they tell
+what its optimiser made of some of them."""
 FLOATS = frozenset({1, 10, 11, 16})
 """`TensorProto.DataType` of weights."""
 WEIGHTS = FLOATS | {number for number, dtype in DTYPES.items() if dtype in SMALL_INTEGERS}
@@ -156,14 +157,15 @@ def strip(data: memoryview | bytes, *, parameters: Sequence[str] = (), folder: P
         folder: where small tensors in external data are read from; None = no other file is opened.
     """
     model = onnx.ModelProto()
-    is_compared = len(data) <= MAX_COMPARED_BYTES and re.search(re.escape(KIND_KEY.encode()), data) is None
+    is_compared = len(data) <= MAX_COMPARED_BYTES
+    is_marked = re.search(re.escape(KIND_KEY.encode()), data) is not None
     try:
         model.ParseFromString(bytes(data) if is_compared else b"".join(_without_large(memoryview(data), "model")))
     except (DecodeError, IndexError, RuntimeError):
         raise not_onnx(data) from None
     faults = {} if folder is None else _read_small(model, folder)
     outside = {t.name: faults.get(t.name, "") for t in model.graph.initializer if _is_external(t)}
-    _compare(model)
+    _compare(model, is_marked=is_marked)
     _clean(model)
     check(model, Limits())
     dropped, kept = _drop_weights(model, outside, parameters)
@@ -228,17 +230,29 @@ def _without_large(view: memoryview, kind: str) -> Iterator[bytes | memoryview]:
 # Messages
 
 
-def _compare(model: Any) -> None:
+def _compare(model: Any, *, is_marked: bool) -> None:
     """Notes in the metadata of weights what the reader would find out from their numbers.
 
     These are: which of them are equal, which are fresh, which repeat themselves, and which are masks or tables of
     cosines and sines.
+
+    Args:
+        model: the parsed file.
+        is_marked: whether the exporter marked the parameters; of large tensors only those are looked at then that its
+            optimiser computed.
     """
     for tensor in model.graph.initializer:
         band = None if _is_external(tensor) else band_of(tensor)
         if band is not None and has_data(tensor):
             tensor.metadata_props.add(key=BAND_KEY, value=stated(band))
-    held = {t.name: t for t in model.graph.initializer if has_data(t) and not _is_external(t)}
+    folded = folded_sources(model.graph.value_info)
+    held = {
+        t.name: t
+        for t in model.graph.initializer
+        if has_data(t)
+        and not _is_external(t)
+        and (not is_marked or t.name in folded or prod(t.dims) <= MAX_VALUE_ELEMENTS)
+    }
     nodes = [
         Node(n.op_type, list(n.input), list(n.output), {a.name: a.i for a in n.attribute}) for n in model.graph.node
     ]
@@ -249,7 +263,6 @@ def _compare(model: Any) -> None:
     is_pytorch = model.producer_name == PYTORCH
     computed = computed_tables(reads, floats)
     added = {name for kind, _, name in reads if kind in READERS}
-    folded = folded_sources(model.graph.value_info)
     numbers: dict[object, int] = {}
     for name, tensor in floats.items():
         noted = held[name].metadata_props
@@ -278,14 +291,17 @@ def _compare(model: Any) -> None:
 def _read_small(model: Any, folder: Path) -> dict[str, str]:
     """Reads initializers that may be small constants from external data; those that cannot be read stay where they are.
 
-    Exporters write tensors of more than some hundred bytes there (PyTorch's newer one by default).
+    Exporters write tensors of more than some hundred bytes there (PyTorch's newer one by default). Larger ones are read
+    too where the exporter's optimiser computed them: their numbers say what of.
 
     Returns:
         name of an initializer that could not be read -> why.
     """
     faults = {}
+    folded = folded_sources(model.graph.value_info)
     for tensor in model.graph.initializer:
-        if not _is_external(tensor) or prod(tensor.dims) > MAX_VALUE_ELEMENTS:
+        most = MAX_ELEMENTS if tensor.name in folded else MAX_VALUE_ELEMENTS
+        if not _is_external(tensor) or prod(tensor.dims) > most:
             continue
         try:
             if not any(entry.key == "length" for entry in tensor.external_data):
@@ -293,7 +309,7 @@ def _read_small(model: Any, folder: Path) -> dict[str, str]:
                 size = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
                 tensor.external_data.add(key="length", value=str(prod(tensor.dims) * size))
             length = next(entry.value for entry in tensor.external_data if entry.key == "length")
-            if int(length) > LARGE_BYTES:
+            if int(length) > 16 * most:
                 raise ValueError(f"its length is {length} bytes")
             # The library refuses paths that lead out of the folder.
             external_data_helper.load_external_data_for_tensor(tensor, str(folder))

@@ -45,9 +45,18 @@ def note_periods(nodes: Iterable[Node], stored: Mapping[str, Stored], tensors: M
         for i, name in enumerate(node.inputs)
         if i in WEIGHT_POSITIONS[node.kind] and not (node.kind in PRODUCTS and (i == 0 or _rank(stored, name) > 2))
     }
+    readers: dict[str, set[str]] = {}
+    for node in nodes:
+        for name in node.inputs:
+            readers.setdefault(name, set()).add(node.kind)
     for name in tensors.keys() - weights:
-        if stored[name].dtype.startswith(("float", "bfloat")):
-            stored[name].periods = periods(tensors[name])
+        given = stored[name]
+        if given.dtype.startswith(("float", "bfloat")):
+            given.periods = periods(tensors[name])
+            is_one_row = given.periods == (1, 1) and given.shape[-1] > 1 and not _MADE.match(name)
+            if is_one_row and readers.get(name) == {"Add"}:
+                # The row of a table that all tokens look up, as of BERT's token types where the module makes them.
+                given.shape = (1, 1, given.shape[-1])
 
 
 def _rank(stored: Mapping[str, Stored], name: str) -> int:

@@ -19,9 +19,9 @@ from onnx import numpy_helper
 from ir.onnx.readers.nodes import COMPUTED, ROWS_KEY, Node, Stored, has_data, metadata
 from ir.onnx.rewrites.computed_tables import MAX_ELEMENTS
 
-READERS = {"Add": (3, 4), "Concat": (3, 4), "Reshape": (2,)}
+READERS = {"Add": (3, 4), "Concat": (3, 4), "Unsqueeze": (3,), "Reshape": (2,)}
 """Kinds that read such tensors, and the numbers of dims that these have there."""
-VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Cast", "Identity"})
+VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Expand", "Cast", "Identity"})
 """Kinds of views of scores and biases."""
 TO_SOFTMAX = VIEWS | {"Add", "Sub", "Concat", "Where"}
 """Kinds between the bias and the softmax of attention."""
@@ -72,7 +72,7 @@ def _heads_dim(shape: Sequence[int]) -> int:
 
 
 def _added(node: Node, readers: Mapping[str, list[Node]]) -> list[Node]:
-    """The nodes that add the result of a Reshape, `[queries, keys, heads]`, or a view of it, to something else."""
+    """The nodes that add the result of a view of a bias, or a view of that, to something else."""
     current, found = [node], []
     for _ in range(MAX_STEPS):
         current = [reader for each in current for name in each.outputs for reader in readers.get(name, ())]
@@ -83,7 +83,7 @@ def _added(node: Node, readers: Mapping[str, list[Node]]) -> list[Node]:
 
 def _reaches_softmax(node: Node, readers: Mapping[str, list[Node]]) -> bool:
     """Whether a softmax follows soon on the results of a node that reads a bias."""
-    current = _added(node, readers) if node.kind == "Reshape" else [node]
+    current = [node] if node.kind in ("Add", "Concat") else _added(node, readers)
     for _ in range(MAX_STEPS):
         current = [reader for each in current for name in each.outputs for reader in readers.get(name, ())]
         if any(reader.kind == "Softmax" for reader in current):
