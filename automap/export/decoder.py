@@ -18,7 +18,8 @@ from ir.layers import layer_spans
 from ir.operators.experts import DISPATCH, PRODUCT
 
 T = TypeVar("T")
-Curve = Literal["swiglu", "gelu"]
+Curve = Literal["swiglu", "gelu", "relu"]
+Positions = Literal["rope", "learned_absolute", "relative"]
 NORMS: dict[str, Literal["LayerNorm", "RMSNorm"]] = {
     "LayerNormalization": "LayerNorm",
     "RMSNormalization": "RMSNorm",
@@ -47,8 +48,10 @@ class Decoder:
     """What the MLPs have in the middle."""
     norm: Literal["LayerNorm", "RMSNorm"] | None
     """Norm over the hidden dim."""
-    positions: Literal["rope", "learned_absolute"] | None
+    positions: Positions | None
     """How tokens know their places."""
+    distances: int | None
+    """Rows of the tables of relative positions; None where there are none."""
     head_size: int | None
     """Width of a head of queries and keys."""
     kv_heads: int | None
@@ -86,6 +89,7 @@ def decoder_of(graph: Graph, blocks: Blocks, hidden: int | None, heads: int | No
     mlps = [mlp for span in spans for mlp in _mlps(graph, span)]
     attention = [found for span in spans for found in _attention(graph, span, heads)]
     head_size = _only(size for size, _ in attention)
+    tables = distance_tables(graph, heads)
     biases = [_feeds_attention(graph, op) for span in spans for op in map(graph.operators.__getitem__, span)
               if _adds_bias(graph, op)]  # fmt: skip
     return Decoder(
@@ -97,7 +101,8 @@ def decoder_of(graph: Graph, blocks: Blocks, hidden: int | None, heads: int | No
         has_qk_norm=head_size not in (None, hidden) and any(True for _ in _norms(graph, spans, head_size)),
         has_qkv_biases_alone=bool(biases) and all(biases),
         is_parallel=bool(spans) and all(_is_parallel(graph, span) for span in spans),
-        positions=_positions(graph, spans, hidden, head_size),
+        positions=_positions(graph, spans, hidden, head_size) or ("relative" if tables else None),
+        distances=_only(graph.tensors[name].shape[0] for name in tables),
         head_size=head_size,
         kv_heads=_only(count for _, count in attention),
         is_tied=_is_tied(graph, spans),
@@ -160,6 +165,8 @@ def _mlps(graph: Graph, span: range) -> Iterator[_Mlp]:
             activation = "swiglu"
         elif not is_gated and kinds & GELU and not kinds & SILU:
             activation = "gelu"
+        elif not is_gated and kinds & CURVES == {"Relu"}:
+            activation = "relu"
         yield _Mlp(width, op.kind == PRODUCT, has_experts, activation)
 
 
@@ -255,10 +262,8 @@ def _norms(graph: Graph, spans: Iterable[range], hidden: int | None) -> Iterator
                 yield "RMSNorm" if count == 1 else "LayerNorm"
 
 
-def _positions(
-    graph: Graph, spans: Iterable[range], hidden: int | None, head_size: int | None
-) -> Literal["rope", "learned_absolute"] | None:
-    """How tokens know their places."""
+def _positions(graph: Graph, spans: Iterable[range], hidden: int | None, head_size: int | None) -> Positions | None:
+    """How tokens know their places, but for tables of distances."""
     inside = {index for span in spans for index in span}
     if any(group.kind == "rotary" and inside & set(group.members) for group in fused_groups(graph)):
         return "rope"
@@ -275,6 +280,22 @@ def _positions(
             if is_table and (op.kind == "Add" or graph.tensors[op.outputs[0]].batch_dim is None):
                 return "learned_absolute"
     return None
+
+
+def distance_tables(graph: Graph, heads: int | None) -> set[str]:
+    """The parameters that are added to scores of attention by how far two tokens are apart, a number for each head.
+
+    Layers share them, as those of an encoder do in T5.
+    """
+    return {
+        graph.viewed(op.inputs[0])
+        for op in graph.operators
+        if op.kind == "Gather"
+        and graph.is_weight(op.inputs[0])
+        and heads is not None
+        and graph.tensors[op.inputs[0]].shape[1:] == (heads,)
+        and graph.tensors[op.outputs[0]].batch_dim is None
+    }
 
 
 def _is_tied(graph: Graph, spans: Iterable[range]) -> bool | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from automap.errors import PlanError, ProblemError, one_of
 from automap.export import accelerate, deepspeed, megatron, onnx_devices, own_trainer, pytorch, torchtitan
 from automap.export.configuration import Export, Note, Run, each_host, read_run
+from automap.export.decoder import distance_tables
 from automap.export.rounding import rounded
 from automap.plan import Plan
 from automap.problem import Problem
@@ -86,16 +87,19 @@ def _frozen(run: Run) -> Iterator[Note]:
 
 
 def _shared(run: Run) -> Iterator[Note]:
-    """What trainers that build the layers themselves do not do: layers with the weights of others, as in ALBERT."""
+    """What trainers that build the layers themselves do not do: layers with the weights of others, as in ALBERT.
+
+    Tables of relative positions are no weights of layers: trainers that have them keep one for all layers of a stack.
+    """
     if not run.target.transformers:
         return
     graph, blocks = run.problem.graph, run.evaluator.blocks
-    seen, sharing = set[str](), 0
+    seen, sharing, tables = set[str](), 0, distance_tables(graph, run.shape.heads)
     spans = layer_spans(graph, blocks)
     for span in spans:
         operators = graph.operators[blocks.units[span[0]].start : blocks.units[span[-1]].stop]
         read = {graph.viewed(name) for op in operators for name in op.inputs}
-        read = {name for name in read if graph.tensors[name].role == "parameter"}
+        read = {name for name in read - tables if graph.tensors[name].role == "parameter"}
         sharing += not seen.isdisjoint(read)
         seen |= read
     if sharing:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from automap.errors import PlanError
 from automap.export.configuration import Export, ModelShape, Note, Run, header
@@ -29,6 +30,8 @@ SIDE_BY_SIDE = (
     "Attention and MLP stand side by side in a layer: Megatron-LM has such layers by a specification (--spec)."
 )
 """The line over a model of parallel layers, which no argument asks for."""
+RELU = "Layers have ReLU, for which Megatron-LM has no argument: set activation_func of its TransformerConfig in code."
+"""The line over a model whose MLPs have it; without an argument Megatron-LM takes GELU."""
 UNTOLD = "The graph does not say these plainly. State them: by default Megatron-LM may train another model."
 """The line over the arguments that a graph does not say plainly."""
 
@@ -41,13 +44,16 @@ def write(run: Run) -> Export:
     """
     layers = decoder_of(run.problem.graph, run.evaluator.blocks, run.shape.hidden, run.shape.heads)
     pretraining = pretraining_of(run.problem.graph, run.evaluator.blocks)
+    if layers.positions == "relative" and pretraining.stacks is None:
+        layers = replace(layers, positions=None)  # The models of the other scripts have no such positions.
     parallel, model = list(_parallel(run)), [*_sizes(run, pretraining), *_model(run), *_layers(layers, run.shape)]
     untold = _untold(layers, run.shape)
     default = f"-{pretraining.script}" if pretraining.script else "?names the script that trains this model"
     start = f'{run.torchrun} "${{PRETRAIN:{default}}}"'
+    said = [*([UNTOLD, f"{untold}."] if untold else []), *_beyond_arguments(layers)]
     script = (
         "#!/bin/bash\n"
-        + header(run, [*YOURS, *([UNTOLD, f"{untold}."] if untold else []), *([SIDE_BY_SIDE] * layers.is_parallel)])
+        + header(run, [*YOURS, *said])
         + "export CUDA_DEVICE_MAX_CONNECTIONS=1\n\n"
         + _array("MODEL_PARALLEL_ARGS", parallel)
         + _array("MODEL_ARGS", model)
@@ -212,6 +218,8 @@ def _layers(found: Decoder, shape: ModelShape) -> Iterator[Flag]:
         yield "--normalization", found.norm
     if found.positions is not None:
         yield "--position-embedding-type", found.positions
+    if found.positions == "relative" and found.distances is not None:
+        yield "--relative-attention-num-buckets", str(found.distances)
     if found.head_size is not None and shape.heads and found.head_size * shape.heads != shape.hidden:
         yield "--kv-channels", str(found.head_size)
     if found.kv_heads is not None and shape.heads and found.kv_heads < shape.heads:
@@ -219,6 +227,11 @@ def _layers(found: Decoder, shape: ModelShape) -> Iterator[Flag]:
         yield "--num-query-groups", str(found.kv_heads)
     if found.is_tied is False:
         yield "--untie-embeddings-and-output-weights", None
+
+
+def _beyond_arguments(found: Decoder) -> list[str]:
+    """What the layers have that no argument of Megatron-LM asks for, a line each."""
+    return [*([SIDE_BY_SIDE] * found.is_parallel), *([RELU] * (found.activation == "relu"))]
 
 
 def _untold(found: Decoder, shape: ModelShape) -> str:
@@ -244,13 +257,15 @@ def _notes(untold: str, found: Decoder, pretraining: Pretraining) -> Iterator[No
         f"the script that trains it (PRETRAIN; {without}), the data, and what a model without its weights does not say"
         " (base of rotary positions, epsilon of norms, dropout, windows, vocabulary)"
     )
+    if found.positions == "relative":
+        what += "; also from which distance on all tokens have one bias (--relative-attention-max-distance)"
     if stacks is not None and stacks.encoder != stacks.decoder:
         what += f"; also the decoder, which {script} gives as many layers as the encoder"
     if untold:
         what += f"; also {untold}, which the graph does not say plainly"
     yield Note(about="model", kept="left to you", text=what)
-    if found.is_parallel:
-        yield Note(about="layers", kept="left to you", text=f"{SIDE_BY_SIDE[0].lower()}{SIDE_BY_SIDE[1:-1]}")
+    for line in _beyond_arguments(found):
+        yield Note(about="layers", kept="left to you", text=f"{line[0].lower()}{line[1:-1]}")
 
 
 def _graphs(run: Run) -> Iterator[Note]:

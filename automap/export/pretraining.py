@@ -45,12 +45,15 @@ def pretraining_of(graph: Graph, blocks: Blocks) -> Pretraining:
     Args:
         blocks: the units of the graph.
     """
+    found = attention_masks(graph)
     layers = [
-        [mask for index, mask in attention_masks(graph).items() if start <= index < stop]
+        [mask for index, mask in found.items() if start <= index < stop]
         for start, stop in ((blocks.units[s[0]].start, blocks.units[s[-1]].stop) for s in layer_spans(graph, blocks))
     ]
     layers = [masks for masks in layers if masks]
     every = [mask for masks in layers for mask in masks]
+    if len(every) < len(found):
+        return Pretraining(script=None)  # Its layers are not those that attend.
     if every and all(_is_causal(mask) for mask in every):
         return Pretraining(script="pretrain_gpt.py")
     if not every or not _has_tokens(graph) or _has_given_masks(graph, every):

@@ -1,14 +1,17 @@
 """What configurations say of the layers of a transformer is what the model was built with."""
 
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 from transformers import Phi3Config
 
 from automap.cluster import parse_cluster
+from automap.export import megatron
 from automap.export.configuration import read_run
 from automap.export.decoder import Decoder, decoder_of
 from automap.export.export import export
+from automap.export.pretraining import Pretraining
 from automap.problem import Problem
 from automap.space.target_limits import plan_space
 from automap.space.templates import templates
@@ -23,6 +26,7 @@ GPT = Decoder(
     activation="gelu",
     norm="LayerNorm",
     positions="learned_absolute",
+    distances=None,
     head_size=16,
     kv_heads=4,
     is_tied=True,
@@ -114,12 +118,27 @@ def test_a_clipped_gate_is_another_activation_than_swiglu():
     assert "# --swiglu or another activation.\n" in script
 
 
-def test_what_is_not_plain_is_named():
-    """The plain ReLU of T5 is no activation that Megatron-LM takes by default, and its places are biases of scores."""
-    run, found = exported(zoo.build("t5:layers=2,hidden=64,heads=4,head_size=16,ffn=160,seq_len=32,vocab_size=96"))
+T5 = "t5:layers=3,hidden=64,heads=4,head_size=16,ffn=160,seq_len=32,vocab_size=96"
+
+
+def test_relu_and_the_relative_positions_of_t5():
+    run, found = exported(zoo.build(T5))
     shape = decoder_of(run.problem.graph, run.evaluator.blocks, run.shape.hidden, run.shape.heads)
-    assert (shape.ffn, shape.norm, shape.activation, shape.positions) == (160, "RMSNorm", None, None)
+    assert (shape.ffn, shape.norm, shape.activation, shape.positions) == (160, "RMSNorm", "relu", "relative")
     script = found.files["megatron.sh"]
-    assert "# --swiglu or another activation, --position-embedding-type.\n" in script
+    assert "    --position-embedding-type relative\n    --relative-attention-num-buckets 32\n" in script
+    assert "does not say these plainly" not in script
+    assert "# Layers have ReLU, for which Megatron-LM has no argument" in script
+    texts = {note.about: note.text for note in found.notes}
+    assert "ReLU" in texts["layers"] and "--relative-attention-max-distance" in texts["model"]
+    assert "layers that share weights" not in texts, "all layers of a stack have one table in Megatron-LM, too"
+
+
+def test_relative_positions_are_named_where_the_script_has_none():
+    """The encoder of T5 by itself, which pretrain_bert.py trains without them."""
+    graph = zoo.build(T5)
+    with mock.patch.object(megatron, "pretraining_of", return_value=Pretraining(script="pretrain_bert.py")):
+        _, found = exported(graph)
+    assert "# --position-embedding-type.\n" in found.files["megatron.sh"]
     (note,) = [note for note in found.notes if note.about == "model"]
     assert "--position-embedding-type, which the graph does not say plainly" in note.text

@@ -23,6 +23,8 @@ MODELS = {
     f"bert:{TOKENS}": "pretrain_bert.py",
     f"t5:{TOKENS}": "pretrain_t5.py",
     f"vit:{SIZES}": None,
+    # The parts of T5's two layers are alike with heads of this size, and are taken for layers.
+    f"t5:{TOKENS},head_size=16": None,
 }
 
 
