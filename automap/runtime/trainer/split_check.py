@@ -23,7 +23,8 @@ from ir.loss import class_dim_of
 
 Split = tuple[Roles, Axis]
 """The roles of modules, and the sharding axis."""
-SAME_ON_RANKS = re.compile("head_(dim|size)$|groups$")
+SAME_ON_RANKS = re.compile("head_(dim|size)$|groups$|rotary")
+"""Names of sizes that are the same on a rank: of a single head, or of its rotated part, and heads that share keys."""
 SIZES_OF_RANKS = (
     "Where a layer is split, write the number of heads as -1 and their size as a number, or name such numbers in"
     " per_rank, and read the length of a sequence from what a layer makes (q.shape[1] of q = self.query(x), not"
@@ -152,7 +153,7 @@ def check_same(module: nn.Module, inputs: list[Tensor], names: tuple[str, ...], 
 def sizes_of_ranks(module: nn.Module, roles: Roles) -> list[str]:
     """The attributes of modules that hold the size of a dim that is split in their code, such as `h.0.attn.num_heads`.
 
-    Numbers of a single head, and of heads that share keys, are the same on a rank.
+    A number may be that of such a dim by chance: `SAME_ON_RANKS` has names of those that no rank divides.
     """
     return [
         f"{path}.{name}"

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from automap.errors import PlanError
-from automap.runtime.trainer.split_check import computes
+from automap.runtime.trainer.roles import Roles
+from automap.runtime.trainer.split_check import computes, sizes_of_ranks
 
 
 class Block(nn.Module):
@@ -34,3 +35,12 @@ def test_code_that_does_not_run_is_named_with_its_module_and_line():
 def test_a_forward_that_takes_other_inputs_is_not_named_by_a_line():
     with pytest.raises(PlanError, match=r"of the plan's model: .*positional argument"):
         computes(Block(), [torch.ones(2, 3, 4)] * 2, ())
+
+
+def test_numbers_of_heads_are_those_of_ranks_and_features_of_a_head_are_not():
+    """Attention of StableLM or Persimmon with four heads, of which four features are turned by positions."""
+    attention = nn.Linear(16, 16)
+    attention.num_heads = attention.num_key_value_groups = attention.rotary_ndims = attention.head_dim = 4
+    attention.hidden_size, attention.is_causal = 16, True
+    roles = Roles(axis="tp", axis_size=2, modules={}, sizes={"1": {4, 16}})
+    assert sizes_of_ranks(nn.Sequential(nn.Linear(4, 16), attention), roles) == ["1.num_heads", "1.hidden_size"]
