@@ -39,7 +39,7 @@ def test_a_forward_that_takes_other_inputs_is_not_named_by_a_line():
 
 def test_numbers_of_heads_are_those_of_ranks_and_features_of_a_head_are_not():
     """Attention of StableLM or Persimmon with four heads, of which four features are turned by positions."""
-    attention = nn.Linear(16, 16)
+    attention = nn.Module()
     attention.num_heads = attention.num_key_value_groups = attention.rotary_ndims = attention.head_dim = 4
     attention.hidden_size, attention.is_causal = 16, True
     roles = Roles(axis="tp", axis_size=2, modules={}, sizes={"1": {4, 16}})
