@@ -77,6 +77,7 @@ def serve(
         stack.callback(client.close)
         try:
             check(url)
+            is_open = settings.require_keys and not Keys(client).any_usable()
         except AWAY as fault:
             if settings.require_keys:
                 repair = "Start it, or set AUTOMAP_REDIS_URL: whether there is a key is known to Redis alone."
@@ -84,7 +85,8 @@ def serve(
                     f"Redis does not answer ({fault})", field="redis_url", value="...", repair=repair
                 ) from None
             LOG.warning("Redis does not answer (%s); requests get 503 until it does", fault)
-        if settings.require_keys and not Keys(client).any_usable():
+            is_open = False
+        if is_open:
             repair = "Make one: `automap keys create --tenant NAME`. Or bind 127.0.0.1, where none is needed."
             raise UserError(
                 "anybody could use the service: there is no key yet", field="host", value=host, repair=repair

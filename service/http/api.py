@@ -290,7 +290,11 @@ def _on_redis_error(request: Request, fault: Exception) -> Response:
         detail = "Nothing was changed or accepted."
         return _respond(request, limit(507, "The store is full", detail, field="store", value="full", repair=repair))
     repair = "Send it again shortly, with the same Idempotency-Key."
-    document = limit(503, "The store does not answer", field="store", value="no answer", repair=repair)
+    title, value = "The store does not answer", "no answer"
+    if isinstance(fault, redis.ResponseError):  # as one that is read only for a while, or that refuses its user
+        title, value = "The store refuses a command", "refused"
+        repair += " Tell the operator if it goes on: the log says what it refuses."
+    document = limit(503, title, field="store", value=value, repair=repair)
     return _respond(request, document, {"Retry-After": "5"})
 
 

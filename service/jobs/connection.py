@@ -33,6 +33,8 @@ _CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError, ssl.SSLWan
 """Errors of TLS that say nothing of keys and certificates."""
 _WITH_SENTINELS = re.compile(r"(rediss?)-sentinel://(?:(.*)@)?([^@/?#]+)(/\d*)?(\?[^#]*)?#(.+)")
 """As Lettuce has it: https://redis.github.io/lettuce/user-guide/connecting-redis/ ("URI syntax")."""
+PROBE = "automap:probe"
+"""A key that is written to find out whether Redis can be written."""
 _PORT = 6379
 """Where a Redis is whose address names no port."""
 _SENTINEL_PORT = 26379
@@ -106,14 +108,16 @@ def check(url: str) -> None:
     """Looks whether a Redis takes commands.
 
     Raises:
-        UserError: no waiting helps. It answers and refuses, as with a wrong password; its certificate is refused; a
-            file of certificates cannot be read; or it speaks TLS and the URL does not, or the other way round.
+        UserError: no waiting helps. It answers and refuses, as with a wrong password or a user without rights; its
+            certificate is refused; a file of certificates cannot be read; or it speaks TLS and the URL does not, or the
+            other way round.
         redis.RedisError: it is away (one of `AWAY`).
     """
     with connect(url) as client:
         try:
             _check_files(client)
             client.ping()
+            _check_rights(client)
         except (redis.exceptions.OutOfMemoryError, redis.BusyLoadingError):
             raise
         except (redis.AuthenticationError, redis.ResponseError) as fault:
@@ -161,6 +165,25 @@ def _check_scheme(client: redis.Redis) -> None:
     repair = f"Write {right}:// in AUTOMAP_REDIS_URL{more} (docs/deploy.md)."
     value = f"{wrong}://{asked['host']}:{asked['port']}"
     raise UserError(message, field="redis_url", value=value, repair=repair) from None
+
+
+def _check_rights(client: redis.Redis) -> None:
+    """Refuses a user of Redis that may not do what the service does, of which a part is tried: what it does later would
+    fail again and again.
+
+    Raises:
+        UserError: names what the user may not do.
+    """
+    with client.pipeline(transaction=False) as pipe:
+        pipe.set(PROBE, "", ex=60)
+        pipe.hget(f"{PROBE}:hash", "field")
+        pipe.zcard(f"{PROBE}:set")
+        pipe.smembers("rq:workers")
+        answers = pipe.execute(raise_on_error=False)
+    for answer in answers:
+        if isinstance(answer, redis.exceptions.NoPermissionError):
+            repair = "Give its user the rights that docker/redis/users.sh gives: ~automap:* ~rq:* +@all -@dangerous."
+            raise UserError(f"Redis refuses ({answer})", field="redis_url", value="...", repair=repair)
 
 
 def _check_files(client: redis.Redis) -> None:

@@ -85,11 +85,16 @@ def main(settings: Settings, *, parent: int | None = None) -> None:
     client.ping()
     warm()
     temporary.sweep()
+    told = ""
     with contextlib.suppress(StopRequested):
         while True:
             worker = Worker(client, settings)
-            with contextlib.suppress(redis.RedisError):
+            try:
                 worker.work(logging_level=None)
+            except redis.RedisError as fault:
+                if str(fault) != told:  # not every second
+                    told = str(fault)
+                    LOG.error("Redis refuses (%s); the worker tries again every %g s", told, LONGEST_PAUSE_S)
             if worker.is_stopped:
                 return
             # RQ ends its loop where Redis refuses a command, as with a full memory.

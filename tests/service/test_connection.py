@@ -17,10 +17,11 @@ from redis_servers import RedisServer, free_port
 
 from automap.errors import UserError
 from service.command.main import main
-from service.jobs import connection
+from service.jobs import connection, worker
 from service.jobs.connection import AWAY, check, connect, impatient, patiently
 from service.jobs.run_job import JobRequest
 from service.jobs.store import Store
+from service.settings import Settings
 
 REQUEST = JobRequest(cluster="8xV100-16GB", training={"global_batch": 64})
 
@@ -62,6 +63,59 @@ def test_a_redis_that_refuses_is_told_at_the_start_and_not_waited_for(
     # Without it nobody knows whether there is a key; and nobody is served without one.
     assert main(["serve", "--port", "0", "--host", "0.0.0.0"]) == 2
     assert "Redis does not answer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("rights", "refused"),
+    [
+        (("+@all", "~rq:*"), "one of the keys"),
+        (("+@all", "~automap:*"), "one of the keys"),
+        (("+@all", "-set", "~automap:*", "~rq:*"), "'set'"),
+        (("+@all", "-@read", "+ping", "~automap:*", "~rq:*"), "'hget'"),
+    ],
+    ids=["keys of the service", "keys of the queue", "writing", "reading"],
+)
+def test_a_user_of_redis_without_rights_is_told_at_the_start(
+    rights: tuple[str, ...],
+    refused: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A worker tried it again and again without a word, and the service answered 503."""
+    port = free_port()
+    monkeypatch.setattr("service.serve._supervised", lambda *given: pytest.fail("it serves"))
+    monkeypatch.setattr("service.jobs.worker.connect", lambda *given, **options: pytest.fail("it waits"))
+    with RedisServer(tmp_path, port=port) as server:
+        with server.client() as client:
+            client.execute_command("ACL", "SETUSER", "poor", "on", ">hunter2", "+@connection", *rights)
+        monkeypatch.setenv("AUTOMAP_REDIS_URL", f"redis://poor:hunter2@127.0.0.1:{port}/0")
+        for words in (["serve", "--port", "0"], ["serve", "--port", "0", "--host", "0.0.0.0"], ["worker"]):
+            assert main(words) == 2
+            told = capsys.readouterr().err
+            assert told.startswith("automap: redis_url: Redis refuses (")
+            assert refused in told and "docker/redis/users.sh" in told and "hunter2" not in told
+
+
+def test_a_worker_says_once_what_redis_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a user may do is taken from it while the worker starts; the worker goes on trying."""
+    tries = []
+    monkeypatch.setattr(worker, "warm", lambda: None)
+    monkeypatch.setattr(worker, "LONGEST_PAUSE_S", 0.0)
+
+    class Refused(worker.Worker):
+        def work(self, **options: Any) -> bool:
+            tries.append(self)
+            self.is_stopped = len(tries) == 4
+            raise redis.exceptions.NoPermissionError("NOPERM" if len(tries) < 3 else "READONLY")
+
+    monkeypatch.setattr(worker, "Worker", Refused)
+    with RedisServer(tmp_path) as server:
+        worker.main(Settings(redis_url=f"redis://127.0.0.1:{server.port}/0"))
+    told = [record.getMessage() for record in caplog.records if record.name == "automap.worker"]
+    assert [text.partition(")")[0] for text in told] == ["Redis refuses (NOPERM", "Redis refuses (READONLY"]
 
 
 def certificate(folder: Path) -> dict[str, Path]:

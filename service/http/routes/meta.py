@@ -21,6 +21,7 @@ from service.http.metrics import MEDIA_TYPE, Metrics
 from service.http.routes.common import store_of
 from service.http.schemas import Health, NamedModels, Readiness, Targets, Version
 from service.jobs import delivery
+from service.jobs.connection import PROBE
 from service.problems import limit
 
 router = APIRouter(tags=["meta"])
@@ -65,7 +66,7 @@ def get_readiness(request: Request) -> Readiness:
     """Whether the service can accept a job now, and how many workers there are to run it."""
     client = request.app.state.store.client
     try:
-        client.set("automap:probe", "", ex=60)
+        client.set(PROBE, "", ex=60)
         workers = len(delivery.workers(client))
     except redis.ResponseError as fault:  # as of a memory that is full, or a copy that is read only
         repair = "Make room in it, or let it be written."
