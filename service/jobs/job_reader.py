@@ -73,11 +73,13 @@ class JobReader(ModelStore):
         keys = [f"{self._at}jobs"]
         if states or model_id:
             keys = [self.list_keys(state, model_id or "")[-1] for state in dict.fromkeys(states or STATES)]
+        last: Place | None = None
         for job, place, size in self._newest(keys, cursor, states or STATES):
+            if len(found) == limit or num_bytes >= PAGE_BYTES:
+                return found, last  # only where a job follows
             found.append(job)
             num_bytes += size
-            if len(found) == limit or num_bytes >= PAGE_BYTES:
-                return found, place
+            last = place
         return found, None
 
     def _newest(

@@ -55,6 +55,7 @@ def pages(store: Store, limit: int, states: list[State], model_id: str | None) -
     found, cursor = list[Job](), None
     while True:
         page, cursor = store.jobs(limit, cursor=cursor, states=states, model_id=model_id)
+        assert page or not found, "a page named a next one that is empty"
         found += page
         if cursor is None:
             return [job.id for job in found]
