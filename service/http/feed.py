@@ -150,8 +150,9 @@ class Feed:
                     return
             try:
                 self._hand_on()
-            except redis.RedisError as fault:
-                LOG.debug("events: %s", fault)
+            except Exception as fault:  # where this thread ended, nobody would hear anything any more
+                is_expected = isinstance(fault, redis.RedisError)
+                LOG.log(logging.DEBUG if is_expected else logging.ERROR, "events: %s", fault, exc_info=not is_expected)
                 self._closed.wait(_PAUSE_S)
 
     def _hand_on(self) -> None:

@@ -96,6 +96,28 @@ def test_those_who_listen_early_late_and_again_hear_the_same(
     assert all(other == heard[0] for other in heard)
 
 
+def test_an_error_that_nobody_expected_does_not_end_the_events(
+    api: httpx.Client, job: dict[str, Any], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that reads for all reads again."""
+    read, faults = events.read, [RuntimeError("out of memory"), redis.ResponseError("UNBLOCKED")]
+
+    def sometimes(client: redis.Redis, stream: str, after: str = "") -> list[events.Event]:
+        if faults and threading.current_thread().name == "events":
+            raise faults.pop()
+        return read(client, stream, after)
+
+    monkeypatch.setattr("service.http.feed._PAUSE_S", 0.01)
+    monkeypatch.setattr(events, "read", sometimes)
+    with api.stream("GET", job["links"]["events"], timeout=60) as answer:
+        lines = answer.iter_lines()
+        while "queued" not in next(lines):
+            pass
+        store.cancel(job["id"])
+        assert any("cancelled" in line for line in lines)
+    assert not faults
+
+
 def test_an_event_is_there_if_and_only_if_the_change_is(store: Store, job: dict[str, Any]) -> None:
     token = store.begin(job["id"])
     assert token is not None
