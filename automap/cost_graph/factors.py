@@ -1,6 +1,7 @@
-"""Factors: what several linkage groups cost together, by classes of their values.
+"""Factors: costs that depend on the values of several linkage groups, by classes of these values.
 
-A factor has one to three nodes; a node may occur more than once. Units: seconds, bytes.
+A factor has one to three nodes; a node may occur more than once. The same factor may add its cost to several unit rows
+(`automap.cost_graph.unit_rows`): these rows *pay* it. Units: seconds, bytes.
 """
 
 from __future__ import annotations
@@ -21,23 +22,25 @@ class Payers(NamedTuple):
     rows: Ints
     """[n] unit rows."""
     modes: Ints
-    """[n] number of the recompute mode of each."""
+    """[n] number of each row's recompute mode."""
 
 
 class Worth:
-    """What one unit of each cost is worth to some payers, and exchanges that have been weighed by it.
+    """Weights of costs for some payers, and the exchanges that have been weighted with them.
+
+    The weight of a column is the objective's increase for one more second, byte or element in it.
 
     Attributes:
-        of_modes: [modes, columns] worth in all rows of each recompute mode.
+        of_modes: [modes, columns] weights, summed over all paying rows of each recompute mode.
     """
 
     def __init__(self, of_modes: Floats, before: Worth | None = None) -> None:
-        """Begins to weigh.
+        """Stores the weights.
 
         Args:
-            of_modes: [modes, columns] worth in all rows of each recompute mode.
-            before: an earlier worth to the same payers. What it has weighed is taken over where only other columns than
-                those of exchanges are worth something else, as memory is from one price of it to the next.
+            of_modes: [modes, columns] weights, summed over all paying rows of each recompute mode.
+            before: earlier weights for the same payers. Its weighted exchanges are reused if the weights of their
+                columns have not changed, as from one price of memory to the next.
         """
         self.of_modes = of_modes
         self._there, self._back = of_modes[:, THERE].sum(axis=0), of_modes[:, BACK].sum(axis=0)
@@ -50,10 +53,11 @@ class Worth:
             self._weighed = before._weighed
 
     def weigh(self, exchange: Exchange, repeated: Mask) -> Floats:
-        """[ways, requests] costs of an exchange; readers of one tensor share them.
+        """[ways, requests] weighted costs of an exchange, computed once for all readers of a tensor.
 
         Args:
-            repeated: [modes] whether recomputation repeats the exchange.
+            exchange: the exchange.
+            repeated: [modes] whether recomputation repeats it.
         """
         tables = (exchange.there, exchange.back, exchange.required, exchange.gradient)
         key = (*map(id, tables), repeated.tobytes())
@@ -64,54 +68,59 @@ class Worth:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exchange:
-    """Costs of bringing a tensor from each of its placements to each of several requests, and its gradient back.
+    """Costs of resharding a tensor from each of its placements, called ways, to meet each of several requests.
 
-    A request is a required placement and a placement in which the gradient is handed back. What one of them costs does
-    not depend on the other.
+    A request consists of the placement that a reader requires and of the gradient placement that the reader produces.
+    The forward cost depends on the first of them alone, and the backward cost on the second alone.
     """
 
     there: Floats
-    """[ways, required placements, columns] costs of bringing the tensor, see `THERE`."""
+    """[ways, required placements, columns] costs of resharding the tensor, see `THERE`."""
     back: Floats
-    """[ways, placements of the gradient, columns] costs of bringing the gradient back, see `BACK`."""
+    """[ways, placements of the gradient, columns] costs of resharding its gradient, see `BACK`."""
     required: Ints
     """[requests] required placement."""
     gradient: Ints
     """[requests] placement of the gradient."""
 
     def weighed(self, there: Floats, back: Floats) -> Floats:
-        """[ways, requests] costs in all, given what one unit of each column is worth."""
+        """[ways, requests] weighted costs of both passes.
+
+        Args:
+            there: weights of the columns of `THERE`.
+            back: weights of the columns of `BACK`.
+        """
         found: Floats = (self.there @ there)[:, self.required] + (self.back @ back)[:, self.gradient]
         return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversion:
-    """The conversions of one tensor to one reader.
+    """The conversion of one tensor for one reader.
 
-    With two nodes the cost is that of the way codes[0][v0] and the request codes[1][v1]. With three nodes it is that of
-    codes[0][v0] and codes[2][v2], but 0 where the last node requires the placement that the second one requires:
-    codes[1][v1] = codes[2][v2].
+    Let vi be the value of node i. With two nodes, the cost is that of the way codes[0][v0] and the request
+    codes[1][v1]. With three nodes, it is that of the way codes[0][v0] and the request codes[2][v2], but 0 if
+    codes[1][v1] = codes[2][v2]: the reader before has the same request, and the tensor is converted once.
     """
 
     nodes: tuple[int, ...]
-    """Numbers of the nodes: that which makes the tensor, the reader before this one, the reader."""
+    """Numbers of the nodes: the maker of the tensor, with three nodes the reader before this one, and the reader."""
     codes: tuple[Ints, ...]
-    """For each node, [values] class of each value: the way of the first one, requests of the others."""
+    """For each node, [values] class of each value: of the first node the way, of the others the request."""
     exchange: Exchange
     """The costs."""
     repeated: Mask
     """[modes] whether recomputation repeats the conversion."""
     sums: Mask
-    """[ways] whether the tensor is made as a sum on some axis."""
+    """[ways] whether the tensor is P on some axis where it is made."""
     is_charged: bool = False
-    """Whether the last node's own cost contains the conversion, so that the factor takes it off where it is 0."""
+    """Whether the last node's own cost contains the conversion; the factor then subtracts it where the cost is 0."""
     is_certain: bool = True
-    """Whether the cost is never more than the true one: of a third reader of a tensor it is more where that requires
-    again what the first one required."""
+    """Whether the cost is never above the true one. For the third reader of a tensor it may be: the factor does not
+    know whether the first reader had the same request."""
 
     def weighed(self, worth: Worth) -> Floats:
-        """[ways, requests] costs of all that pay."""
+        """[ways, requests] weighted costs, summed over all payers."""
         return worth.weigh(self.exchange, self.repeated)
 
     def add(self, costs: Floats, picked: Sequence[int], mode: int, share: float = 1.0) -> None:
@@ -128,7 +137,7 @@ class Conversion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Saved:
-    """What one or two groups cost by what is saved for the backward pass, under each recompute mode."""
+    """Costs of one or two groups for activations saved for the backward pass, under each recompute mode."""
 
     nodes: tuple[int, ...]
     """Numbers of the nodes."""
@@ -140,7 +149,7 @@ class Saved:
     """Columns of a unit cost in which the table's columns are."""
 
     def weighed(self, worth: Worth) -> Floats:
-        """[classes, (classes)] costs of all that pay."""
+        """[classes, (classes)] weighted costs, summed over all payers."""
         classes = self.table.shape[:-2]
         found: Floats = self.table.reshape(*classes, -1) @ worth.of_modes[:, self.columns].reshape(-1)
         return found

@@ -3,17 +3,18 @@
 A node is a linkage group of one unit type; its values are the legal joint signatures on all mesh axes. The cost of a
 unit is a base, with every signature undecided, plus what each node adds alone, plus factors:
 
-- For a tensor made in one group and read in another: the conversions that it requires on its way, and that its gradient
-  requires on its way back (OneFlow's edges, arXiv 2110.15032, section 3.3). The tensor that crosses out of a unit is
-  read by the next unit; in a repeated block, by its own next copy.
-- Where several groups read one tensor, a group pays nothing if the group before it requires the same placement: the
-  tensor is converted once. (OneFlow gives such a tensor a proxy node whose values are sets of placements. Pairs of
-  neighbours in the order of reading are exact unless a placement is required again after another one.)
-- For copies that are saved for the backward pass, likewise: once for neighbours that save the same copy.
+- For a tensor made in one group and read in another: the conversions of the tensor and of its gradient (OneFlow's
+  edges, arXiv 2110.15032, section 3.3). The tensor that crosses out of a unit is read by the next unit; in a repeated
+  block, by the next copy of the same unit.
+- If several groups read one tensor and the group that reads it just before requires the same placement, the conversion
+  costs nothing, since the tensor is converted once. (OneFlow gives such a tensor a proxy node whose values are sets of
+  placements. Pairs of consecutive readers are exact unless a reader requires the placement of an earlier one again.)
+- For copies of a tensor that are saved for the backward pass: consecutive readers that save the same copy count it
+  once.
 
-Costs are rows as `unit_cost` writes them. Those in which units add up (seconds of the device, kernels, bytes, elements)
-are sums over the graph. The waits of the host, the step time and the memory of a rank are not linear in them:
-`automap.cost_graph.sensitivities` holds their derivatives at a plan. Units: seconds, bytes, elements.
+Costs are rows of numbers as `unit_cost` writes them. Costs that units add up (seconds of the device, kernels, bytes,
+elements) are sums over the graph. The waits for the host, the step time and the memory of a rank are not linear in
+them: `automap.cost_graph.sensitivities` holds their derivatives at a plan. Units: seconds, bytes, elements.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ from automap.space.space import PlanSpace, Values
 MAX_CACHED = 24
 """Largest number of stages whose group costs are cached; the oldest ones are dropped."""
 MOST_STAGES = 4
-"""Largest number of unlike pipeline ranks whose costs a graph tells apart; the exact price tells all apart."""
+"""Largest number of unlike pipeline ranks for which a graph has separate costs. The exact price separates all."""
 
 
 class CostGraphCache:
-    """What the cost graphs of one space share."""
+    """Results that all cost graphs of a space share."""
 
     def __init__(self, space: PlanSpace) -> None:
         self.space = space
@@ -63,9 +64,13 @@ class CostGraphCache:
         return self._legal[key]
 
     def worth(self, graph: CostGraph, of_payers: Floats) -> list[Worth]:
-        """What one unit of each cost is worth to the payers of a graph, [payers, modes, columns].
+        """The weights of costs for each entry of a graph's `payers`.
 
-        What the worth before has weighed is kept if it was of the same graph.
+        They reuse the exchanges that the weights before have weighted, if these were for the same graph.
+
+        Args:
+            graph: the graph.
+            of_payers: [payers, modes, columns] the weights.
         """
         of_graph, before = self._worth
         earlier = before if of_graph is graph else [None] * len(of_payers)
@@ -87,9 +92,9 @@ class CostGraph:
     Attributes:
         skeleton: values of all slots before the first signature.
         nodes: the nodes in the order of the signature slots; their costs are those on the rank of the first unit row.
-        factors: the factors, each with the number of those that pay it among `payers`.
-        payers: some unit rows that pay the same factors.
-        units: the unit rows, which are priced under any signatures; rows of costs and weights are theirs.
+        factors: the factors, each with the index of the rows that pay it in `payers`.
+        payers: sets of unit rows; all rows of a set pay the same factors.
+        units: the unit rows. The rows of costs and weights are these.
         base: [rows, columns] unit costs with every signature undecided. Here and below there are `WIDTH` columns, those
             of a unit cost and `EXCHANGED`.
     """
@@ -99,7 +104,7 @@ class CostGraph:
 
         Args:
             skeleton: values of all slots before the first signature.
-            cache: what the graphs of several skeletons share.
+            cache: results shared by the graphs of several skeletons; None: a new cache.
         """
         self.space, self.skeleton = space, skeleton
         self._undecided = blank(space.evaluator, len(space.axes))
@@ -120,7 +125,7 @@ class CostGraph:
         self.factors = tuple(self._paid_factors())
         self._tied = TiedCosts(space, self.units, of_first.routes)
         self._pays_tie = {tie: self._pay([self.units.payer(tie)]) for tie in self.units.large_ties}
-        # [payers, modes, rows] which rows pay, by the recompute mode in which they are.
+        # [payers, modes, rows] 1 where a row pays and has the recompute mode.
         self._pays = np.zeros((len(self.payers), len(RECOMPUTE_MODES), len(self._rows)))
         for number, payers in enumerate(self.payers):
             self._pays[number, payers.modes, payers.rows] = 1.0
@@ -154,7 +159,7 @@ class CostGraph:
         return next(i for i, m in enumerate(RECOMPUTE_MODES) if np.array_equal(masks[m], row.segment.recomputed))
 
     def _paid_factors(self) -> Iterator[tuple[Factor, int]]:
-        """The factors, each with the number of those that pay it; `payers` and `_alike` are written."""
+        """The factors, each with its index in `payers`; writes `payers` and `_alike`."""
         alike: dict[tuple[int, int], list[int]] = {}
         for i, row in enumerate(self._rows):
             alike.setdefault((row.unit_type, id(self._costs[i])), []).append(i)
@@ -173,16 +178,16 @@ class CostGraph:
         return range(int(self._first_node[row.unit_type]), int(self._first_node[row.unit_type + 1]))
 
     def _pay(self, rows: Sequence[int]) -> int:
-        """Writes some rows down among `payers`; returns their number there."""
+        """Adds a set of rows to `payers`; returns its index there."""
         modes = np.array([self._modes[row] for row in rows], dtype=np.int64)
         self.payers.append(Payers(np.array(rows, dtype=np.int64), modes))
         return len(self.payers) - 1
 
     @functools.cached_property
     def linked(self) -> frozenset[tuple[int, int]]:
-        """Pairs of nodes, ascending, that one factor joins or that read one tied parameter.
+        """Pairs of nodes, ascending, that share a factor or that read the same tied parameter.
 
-        What changes of two other nodes gain together is about the sum of what each of them gains.
+        For all other pairs, the gain of changing both nodes is about the sum of the gains of changing each.
         """
         joined = [set(factor.nodes) for factor, _ in self.factors]
         evaluator, readers = self.space.evaluator, dict[str, set[int]]()
@@ -190,7 +195,7 @@ class CostGraph:
         for name, *units in evaluator.tied.parameters:
             rows = (evaluator.tied.reader(name, unit) for unit in units)
             operators = evaluator.tables.arrays.operands["operator"]
-            # An operator that only views parameters may belong to no group.
+            # An operator that is a view of a parameter may belong to no group.
             found = (groups.get(int(operators[row])) for row in rows)
             readers.setdefault(name, set()).update(node for node in found if node is not None)
         pairs = (itertools.combinations(sorted(nodes), 2) for nodes in (*joined, *readers.values()))
@@ -234,7 +239,7 @@ class CostGraph:
         return chosen
 
     def around(self, picked: Sequence[int]) -> CostGraph:
-        """The same graph with what tied parameters cost around an assignment, see `TiedCosts`."""
+        """The same graph with the costs of tied parameters, approximated around an assignment, see `TiedCosts`."""
         if not self.units.large_ties:
             return self
         found, factors = copy.copy(self), self._tied.around(picked, self.values(picked))
@@ -260,7 +265,7 @@ class CostGraph:
         """The graph with every cost times its weight.
 
         Args:
-            weights: [rows, columns] worth of one unit of each cost, none negative.
+            weights: [rows, columns] weight of each cost, none negative.
         """
         nodes = [np.zeros(len(node.values)) for node in self.nodes]
         worth = self._cache.worth(self, np.tensordot(self._pays, weights, axes=1))

@@ -1,8 +1,8 @@
-"""Group costs: what each linkage group adds to the cost of its unit, and what conversions between groups cost.
+"""Group costs: the cost that each linkage group adds to its unit, and the costs of conversions between groups.
 
-These costs do not depend on cuts, recomputation, the ZeRO stage or the schedule, so that all skeletons on one mesh
-share them. See `automap.cost_graph.graph`. A cost is a row of numbers, the fields of `UnitCostRow`. Units: seconds,
-bytes, elements.
+These costs do not depend on cuts, the ZeRO stage or the schedule, and are listed for each recompute mode, so all
+skeletons on one mesh share them. See `automap.cost_graph.graph`. A cost is a row of numbers, the fields of
+`UnitCostRow`. Units: seconds, bytes, elements.
 """
 
 from __future__ import annotations
@@ -74,11 +74,13 @@ class GroupCosts:
         """Builds the nodes; factors are built on first use.
 
         Args:
-            legal: values of each group, see `joint_values`; none: there are no nodes, and no bases.
-            stage: the devices.
-            modes: recompute modes for which nodes have costs; without all of them there are conversions alone.
-            routes: the routes of tensors under these values on a stage whose axes are alone where those of this one
-                are, which costs may share; None = they are computed again.
+            space: the plan space.
+            legal: values of each group, see `joint_values`; empty: there are no nodes and no bases.
+            stage: mesh, links, hardware and samples.
+            modes: recompute modes for which nodes have costs; unless they are all modes, conversions are the only
+                factors.
+            routes: the routes of tensors under these values, from a stage that has one device on the same axes as this
+                one; None: they are computed.
         """
         self.space, self._modes = space, tuple(modes)
         self._tables, self._stage = space.evaluator.tables.arrays, stage
@@ -115,7 +117,7 @@ class GroupCosts:
         return self._factors[key]
 
     def sums(self, unit_type: int, before: int) -> Floats:
-        """[values, columns] what makes the tensor that crosses into a unit whole before it is sent, where it is a sum.
+        """[values, columns] costs to all-reduce the tensor that crosses into a unit before it is sent, where it is P.
 
         Args:
             before: type of the unit before it; the values are those of the node there that makes the tensor.
@@ -132,7 +134,7 @@ class GroupCosts:
         return np.array([self._vary(kind, nothing, incoming, modes)[:, 0, 0] for kind in types])
 
     def _of_ways(self, unit_type: int, crossed: Ways, modes: Sequence[str]) -> Floats:
-        """[modes, ways, columns] what a unit costs more by the placement of the tensor that crosses into it."""
+        """[modes, ways, columns] additional costs of a unit for each placement of the tensor that crosses into it."""
         unknown = np.full((1, len(self.space.axes)), UNKNOWN, dtype=np.int64)
         nothing = GroupValues(NO_MEMBERS, NO_ASSIGNMENT, np.zeros_like(unknown))
         costs = self._vary(unit_type, nothing, np.concatenate([crossed.placements, unknown]), modes)[:, 0]
@@ -161,7 +163,7 @@ class GroupCosts:
     # -- factors ------------------------------------------------------------------------------------------------------
 
     def _crossing(self, unit_type: int, before: int, opens: bool) -> Iterator[Factor]:
-        """Conversions of the tensors that cross into a unit, and the cost of saving them as they come."""
+        """Conversions of the tensors that cross into a unit, and the costs of saving these tensors as they cross."""
         yield from map(self._conversion, self.routes.crossing(unit_type, before, opens))
         if len(self._modes) < len(RECOMPUTE_MODES):
             return
@@ -175,7 +177,8 @@ class GroupCosts:
         yield from self._saved(unit_type, before, opens)
 
     def _saved(self, unit_type: int, before: int, opens: bool) -> Iterator[Saved]:
-        """What the unit before needs of what crosses, where this one keeps it in another placement."""
+        """The cost of the crossing tensor for the backward pass of the unit before, where this unit saves the tensor in
+        another placement."""
         found, crossed = self.routes.saved(unit_type), self.routes.crossed(before, opens=opens)
         if found is None or self._saved_share(found[0]) != 1.0:
             return
@@ -196,7 +199,7 @@ class GroupCosts:
         )
 
     def _conversion(self, route: Route) -> Conversion:
-        """A route with what it costs; tensors of one size share the tables."""
+        """The conversion of a route, with its costs; tensors of equal size share the tables."""
         arrays, stage, row = self._tables, self._stage, route.row
         tensor, owner = arrays.operands["tensor"][row], arrays.operands["operator"][row]
         is_ring = self._has_rings and int(arrays.kernels["kind"][owner]) in (ATTENTION, INSIDE)
@@ -223,7 +226,7 @@ class GroupCosts:
         )
 
     def _saved_copies(self, copies: Copies) -> Saved:
-        """Saved copies of one tensor: counted once where they are alike."""
+        """The cost of saved copies of one tensor, where equal copies count once."""
         amounts, least = [], []
         for row, (placements, _) in zip(copies.rows, copies.ways, strict=True):
             tensor, share = int(self._tables.operands["tensor"][row]), self._saved_share(row)
@@ -231,7 +234,7 @@ class GroupCosts:
             split = np.full((1, placements.shape[1]), UNKNOWN, dtype=np.int64)
             least.append(share * float(self._bytes(tensor, split)[0]))
         alike = copies.may_be_alike & (amounts[0][:, None] == amounts[1][None])
-        # Each node by itself is charged with what it saves beyond the least copy that must be saved.
+        # The cost of each node alone contains the bytes that it saves beyond the smallest copy that must be saved.
         amount = np.where(alike, min(least) - amounts[1][None], min(least))
         return Saved(
             nodes=copies.nodes,
@@ -254,12 +257,12 @@ class GroupCosts:
         return float(elements * tensors["element_bytes"][tensor])
 
     def _saved_share(self, row: int) -> float:
-        """Bytes that are saved of an operand over those of the activation."""
+        """Saved bytes of an operand over the bytes of the activation."""
         operand = self._tables.operands[row]
         return float(saved_share(operand, self._tables.kernels[operand["operator"]], self._stage.hardware))
 
 
 def alone(stage: Stage) -> Mask:
-    """[axes] which axes of a stage have one device alone."""
+    """[axes] whether an axis of a stage has a single device."""
     found: Mask = stage.axes <= 1.0
     return found

@@ -1,4 +1,4 @@
-"""Message passing: finds values of the nodes of a cost graph that are in no optimum, and leaves them out.
+"""Message passing: finds values of the nodes of a cost graph that are in no optimum, and removes them.
 
 Sequential tree-reweighted message passing (TRW-S, Kolmogorov 2006; SRMP, Kolmogorov 2015, for factors of three nodes)
 moves costs between nodes and factors without changing the sum of any assignment. It visits the nodes in order and back.
@@ -7,7 +7,7 @@ among the factors that reach nodes still to come.
 
 The sum of the least entries of all nodes and factors is a lower bound, which rises with each round. A value is in no
 optimum if the lower bound of all assignments with this value exceeds the cost of a known assignment. In graphs of real
-models, mostly one value of each node is left: this proves that it is the optimum of the graph.
+models, usually one value of each node remains. This proves that these values are the optimum of the graph.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from automap.cost_graph.weighted_graph import Scalars, WeightedGraph
 SWEEPS = 1
 """Number of sweeps there and back in one pass."""
 PASSES = 20
-"""Largest number of passes: they end where one of them leaves no value out and finds no better assignment."""
+"""Largest number of passes; they end after one that removes no value and finds no better assignment."""
 PASSES_OF_PARTS = 3
 """Number of sweeps there and back for bounds of parts."""
 TOLERANCE = 1e-9
-"""Share of the known cost within which bounds are not trusted, so that rounding leaves no optimum out."""
+"""Share of the known cost by which a bound must exceed it, so that rounding errors remove no optimum."""
 MANY_VALUES = 80
-"""Largest number of values of a node that solvers are given, whose tables over three nodes would become too large."""
+"""Largest number of values of a node in a graph for solvers; with more, tables over three nodes would be too large."""
 
 
 def candidates(
@@ -43,13 +43,15 @@ def candidates(
     """The values that may be in an optimum of a graph.
 
     Args:
+        graph: the graph.
         start: an assignment.
-        known: cost of an assignment; given where the graph is only a lower bound on the true costs.
-        most: largest number of values of a node that are kept, those with the least bounds; then no optimum may be
-            left.
+        known: true cost of an assignment, if the graph is only a lower bound on true costs.
+        most: largest number of values of a node that are kept, those with the least bounds. If it removes values, the
+            result may contain no optimum.
 
     Returns:
-        For each node, the values that may be in an optimum; the best assignment met; a lower bound on all assignments.
+        For each node, the values that may be in an optimum; the best assignment found; a lower bound on all
+        assignments.
     """
     arrays = _factor_graph(graph)
     untouched = arrays._replace(costs=arrays.costs.copy())
@@ -64,7 +66,7 @@ def candidates(
         found = float(kernels.pass_messages(arrays, slack, SWEEPS, picked, margins, least))
         bound = max(bound, found + graph.constant)
         if not np.add.reduceat(arrays.is_left, arrays.first).all():
-            # Every assignment costs more than what is known.
+            # Every assignment costs more than the known one.
             return [np.zeros(0, dtype=np.int64) for _ in graph.nodes], tuple(best.tolist()), limit
         other = picked.copy()
         cost = kernels.descend(untouched, TOLERANCE, other) + graph.constant
@@ -99,7 +101,7 @@ def bounds_of_parts(graph: WeightedGraph, parts: Sequence[int]) -> tuple[Floats,
 
 
 def _factor_graph(graph: WeightedGraph) -> FactorGraph:
-    """The arrays of a graph, all values left."""
+    """The arrays of a graph, with all values."""
     sizes = np.array([len(costs) for costs in graph.nodes], dtype=np.int64)
     count = len(graph.terms)
     nodes = np.full((count, WIDEST), -1, dtype=np.int64)
@@ -129,14 +131,14 @@ def _factor_graph(graph: WeightedGraph) -> FactorGraph:
 
 
 def _least(graph: FactorGraph) -> Least:
-    """The least that each node and each factor adds, before any message was passed."""
+    """The least entry of each node and each factor before any message was passed."""
     least = Least(of_node=np.empty(len(graph.sizes)), of_factor=np.empty(len(graph.nodes)))
     kernels.bound(graph, least)
     return least
 
 
 def _by_node(graph: FactorGraph, values: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-    """Something of each value, [values], for each node."""
+    """An array over all values, [values], split by node."""
     return [
         values[first : first + size] for first, size in zip(graph.first.tolist(), graph.sizes.tolist(), strict=True)
     ]
@@ -149,11 +151,11 @@ class Reduced:
     weighted: WeightedGraph
     """The whole graph."""
     values: list[Ints]
-    """For each node, the values that are left, as numbers in the whole graph."""
+    """For each node, the remaining values, as numbers in the whole graph."""
     best: tuple[int, ...]
-    """The best assignment met, as numbers in the reduced graph."""
+    """The best assignment found, as numbers in the reduced graph."""
     is_exact: bool
-    """Whether an optimum of the whole graph is certainly left."""
+    """Whether the reduced graph certainly contains an optimum of the whole graph."""
 
     @property
     def scalars(self) -> Scalars:
@@ -162,21 +164,22 @@ class Reduced:
 
     @property
     def is_decided(self) -> bool:
-        """Whether one value of each node is left."""
+        """Whether each node has one remaining value."""
         return all(len(keep) == 1 for keep in self.values)
 
     def picked(self, found: Sequence[int]) -> tuple[int, ...]:
-        """The assignment of the whole graph that an assignment of the reduced graph stands for."""
+        """An assignment of the reduced graph, as numbers in the whole graph."""
         return tuple(int(keep[v]) for keep, v in zip(self.values, found, strict=True))
 
 
 def reduced(
     graph: CostGraph, weights: Floats, start: Sequence[int], *, known: float = np.inf, most: int = MANY_VALUES
 ) -> Reduced:
-    """The cost graph at some weights, without values that no optimum takes.
+    """The weighted cost graph without values that are in no optimum.
 
     Args:
-        weights: [rows, columns] worth of one unit of each cost, none negative; see `CostGraph.weighted`.
+        graph: the cost graph.
+        weights: [rows, columns] weight of each cost, none negative; see `CostGraph.weighted`.
         start: an assignment.
         known: cost of an assignment, if it is known.
         most: largest number of values of a node that are kept, those with the least bounds.

@@ -1,9 +1,9 @@
 """Routes: the placements of tensors between the linkage group that makes them and the groups that read them.
 
-For each joint value of its slots, a group has its tensors in certain placements. Routes say which values have the same
-placements, and which placements a reader may require. They depend on the legal values and on which axes have a single
-device, but not on prices. Many meshes have the same routes, which are then computed once;
-`automap.cost_graph.group_costs` computes the costs for each mesh. See `automap.cost_graph.graph`.
+Each joint value of a group's slots fixes the placements of its tensors. A route lists the distinct placements of one
+tensor, called ways, the distinct placements that one reader may require, and which values have which of them. Routes
+depend on the legal values and on which axes have a single device, but not on costs. Many meshes have the same routes,
+which are then computed once; `automap.cost_graph.group_costs` computes the costs for each mesh.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Ways(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Route:
-    """One tensor on its way to one reader: an `automap.cost_graph.factors.Conversion` without its costs.
+    """One tensor and one reader: an `automap.cost_graph.factors.Conversion` without its costs.
 
-    A request is a required placement and a placement in which the gradient is handed back.
+    A request consists of the placement that the reader requires and of the gradient placement that it produces.
     """
 
     nodes: tuple[int, ...]
@@ -60,7 +60,7 @@ class Route:
     of_gradient: Ints
     """[requests] placement of the gradient."""
     is_parametric: bool
-    """Whether the tensor depends on parameters alone, so that a partial gradient stays so."""
+    """Whether the tensor depends on parameters alone; then a partial gradient is not reduced here."""
     repeated: Mask
     """See `Conversion`."""
     sums: Mask
@@ -72,7 +72,7 @@ class Route:
 
 
 class Copies(NamedTuple):
-    """Copies of one memory that two neighbours in the order of reading save for the backward pass."""
+    """Copies of one tensor that two consecutive readers save for the backward pass."""
 
     rows: tuple[int, int]
     """Operand rows, the earlier one first."""
@@ -81,7 +81,7 @@ class Copies(NamedTuple):
     ways: tuple[Ways, Ways]
     """Placements of each."""
     may_be_alike: Mask
-    """[ways of the first, ways of the second] whether equally large copies are the same one."""
+    """[ways of the first, ways of the second] whether copies of equal size are the same memory."""
     is_saved: Mask
     """[modes] whether the copies are saved for the backward pass."""
 
@@ -97,15 +97,16 @@ class Routes:
     """
 
     def __init__(self, space: PlanSpace, values: Sequence[Ints], alone: Mask) -> None:
-        """Begins with nothing found.
+        """Prepares the computation of routes, each of which is computed at first use.
 
         Args:
+            space: the plan space.
             values: for each group, its legal values.
-            alone: [axes] which axes have one device alone.
+            alone: [axes] whether an axis has a single device.
         """
         self.space, self.values, self._alone = space, tuple(values), alone
         self._tables = tables = space.evaluator.tables.arrays
-        # Columns: to read a field of one record after the other takes ten times as long.
+        # Whole columns: reading a field of one record after the other takes ten times as long.
         self._operators, self._operands = _columns(tables.operators), _columns(tables.operands)
         self._tensors, self._signatures = _columns(tables.tensors), _columns(tables.signatures)
         self._placement_rows = _columns(tables.placements)
@@ -142,14 +143,14 @@ class Routes:
         return self._crossing[key]
 
     def copies(self, unit_type: int) -> tuple[Copies, ...]:
-        """Saved copies of one tensor, of neighbours in the order of reading."""
+        """Saved copies of one tensor by consecutive readers."""
         if unit_type not in self._copies:
             self._copies[unit_type] = tuple(self._find_copies(unit_type))
         return self._copies[unit_type]
 
     def saved(self, unit_type: int) -> tuple[int, Ways] | None:
-        """The one operand of a unit that is saved of what crosses into it and the unit before needs too, and its
-        placements; None where there are several, or none."""
+        """The saved operand of a unit that reads the crossing tensor, if the backward pass of the unit before needs
+        that too, and its placements; None unless there is exactly one such operand."""
         rows = [row for row in self._operand_rows(unit_type) if self._operands["is_held"][row]]
         tensor = self._operands["tensor"][rows[0]] if rows else -1
         found = [
@@ -169,7 +170,7 @@ class Routes:
         """Placements of the tensor that crosses out of a unit of a type.
 
         Args:
-            opens: whether it is sent to another chunk: where it is a sum, it is reduced before.
+            opens: whether it is sent to another chunk; a partial sum is reduced before that.
         """
         if (before, opens) not in self._crossed:
             placements = self.placements(int(self.space.evaluator.tables.boundary_out[before]))[:, 0]
@@ -183,7 +184,7 @@ class Routes:
     def placements(self, row: int) -> Ints:
         """[values, 2, axes] placements of an operand and of its gradient under each value of its operator's node.
 
-        They are UNKNOWN on axes that have one device alone.
+        They are UNKNOWN on axes with a single device.
         """
         if row not in self._placed:
             self._placed[row] = self.decided(row)
@@ -210,7 +211,7 @@ class Routes:
         return self._ways[row]
 
     def _shared(self, placements: Ints) -> Ints:
-        """The same placements in the array that all routes share, so that equal ones are told by their identity."""
+        """An array with these placements that all routes share, so that equal arrays are identical objects."""
         return self._alike.setdefault((placements.shape[1], placements.tobytes()), placements)
 
     # -- operands -----------------------------------------------------------------------------------------------------
@@ -223,7 +224,7 @@ class Routes:
         return int(self._tensors["role"][self._operands["tensor"][row]])
 
     def _readers(self, unit_type: int, *, enters: bool) -> dict[int, list[int]]:
-        """Tensor -> operand rows that read it: of tensors that enter the unit, or of those that its operators make."""
+        """For each tensor that enters the unit, or else that its operators make, the operand rows that read it."""
         found: dict[int, list[int]] = {}
         for row in self._operand_rows(unit_type):
             if row < self._operators["first_output"][self._operands["operator"][row]]:
@@ -343,7 +344,7 @@ def _columns(rows: Rows) -> dict[str, Ints]:
 
 
 def _classes(placements: Ints) -> Ways:
-    """The distinct ones of some placements, [values, ...], and the way of each of them."""
+    """The distinct rows of some placements, [values, ...], and the number of the distinct row for each value."""
     flat = placements.reshape(len(placements), -1) - UNKNOWN
     code = flat @ (LARGEST_PLACEMENT ** np.arange(flat.shape[1]))
     first, codes = classes_of(code)

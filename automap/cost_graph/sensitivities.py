@@ -1,8 +1,8 @@
 """Sensitivities: derivatives of step time and memory with respect to each column of each unit cost, at a plan.
 
-The step ends with the slowest rank; hosts, overlap and the schedule are no sums over units. Planners that need sums
-take the sensitivities at a plan, solve, price exactly, and begin again at the plan that they have found.
-Units: seconds, bytes.
+The step time is no sum over units, because of the slowest rank, waits for hosts, overlap and the schedule. Planners
+that need a sum take the sensitivities at a plan as weights, find the best plan under these, price it exactly, and
+repeat this at the new plan. Units: seconds, bytes.
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ from automap.price.kernels.step_records import new_step_workspace
 SECONDS = columns_of(UNIT_COST_DTYPE, "forward_s", "backward_s", "recompute_s", "input_s", "weight_s")
 BYTES = columns_of(UNIT_COST_DTYPE, "saved_bytes", "live_bytes", "workspace_bytes", "boundary_bytes")
 ELEMENTS = columns_of(UNIT_COST_DTYPE, "parameters", "zero_parameters", "frozen", "zero_frozen")
-"""Columns whose sensitivities are found by differences; the columns of each mesh axis are added to the elements."""
+"""Columns whose sensitivities are computed as finite differences; those in `PER_AXIS` are added for each mesh axis."""
 PER_AXIS = ("reduced", "gathered", "scattered", "gathered_frozen")
 (CROSSING,) = columns_of(UNIT_COST_DTYPE, "boundary_bytes")
 MEMORY = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "activation_bytes", "buffer_bytes")
 """Fields of `RankCostRow` that add up to the memory of a rank."""
 HALF = 0.5
-"""Share of what crosses between units by which it is made less. Sending hides under computation up to a point, so that
-the step gains much from the first bytes that are saved and nothing from the others; most changes save half or more."""
+"""Size of the difference for bytes that cross between units, as a share of these bytes. It is large because the first
+bytes saved may gain much, and the others nothing once sending is hidden under computation; most changes of a plan save
+half of the bytes or more."""
 STEP = 1e-4
-"""Size of a difference, as a share of the step time or of a device's memory."""
+"""Size of all other differences, as a share of the step time or of a device's memory."""
 SHARPNESS = 16.0
-"""Exponent of the norm over ranks that stands for the slowest rank, so that ranks nearly as slow count too."""
+"""Exponent of the p-norm over ranks that replaces the maximum, so that ranks nearly as slow as the slowest count too
+(assumed)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +78,8 @@ def sensitivities(units: UnitRows, chosen: Ints) -> Sensitivities:
     time[:, columns] = ((_smooth_s(after) - step_s) / sizes).T
     memory[:, :, columns] = ((_memory(after) - used) / sizes[:, :, None]).T
     for first in dict.fromkeys(tied["first"][units.large_ties].tolist()):
-        # All ranks that hold a parameter reduce it at once: its rows change together, and share what that saves.
+        # All ranks that hold a parameter reduce it in one all-reduce. So its rows are changed together, and the
+        # difference is divided among them.
         rows_of_it = np.flatnonzero((tied["first"] == first) & (tied["exchanged"] > 0.0))
         if len(rows_of_it):
             less, exchanged = tied.copy(), float(tied["exchanged"][rows_of_it].sum())
@@ -95,7 +98,7 @@ def sensitivities(units: UnitRows, chosen: Ints) -> Sensitivities:
 
 
 def _smooth_s(ranks: Rows) -> Floats:
-    """[...] seconds of the slowest of some ranks, [..., ranks], or a little more where others are nearly as slow."""
+    """[...] p-norm of the seconds of ranks, [..., ranks], see `SHARPNESS`: a little more than the slowest rank's."""
     ends = ranks["end_s"]
     slowest = ends.max(axis=-1)
     norm = ((ends / slowest[..., None]) ** SHARPNESS).sum(axis=-1)
@@ -110,11 +113,12 @@ def _memory(ranks: Rows) -> Floats:
 
 
 def _share_with_hosts(units: UnitRows, costs: Floats, time: Floats) -> None:
-    """Turns sensitivities to passes into sensitivities to the work of the device and of the host in them.
+    """Converts sensitivities to the time of passes into sensitivities to the work of the device and of the host.
 
     A pass takes t = (device^p + host^p)^(1/p) seconds, see `automap.price.kernels.host_overhead`.
 
     Args:
+        units: the unit rows.
         costs: [rows, columns] their costs.
         time: [rows, columns] sensitivities of the step time, changed.
     """

@@ -1,6 +1,6 @@
-"""Tied parameters in a cost graph: what all units that read one parameter cost together.
+"""Tied parameters in a cost graph: costs that depend on all units which read one parameter.
 
-The price of a unit assumes that it has its parameters for itself. If several units of a rank read the same parameter,
+The price of a unit assumes that no other unit reads its parameters. If several units of a rank read the same parameter,
 the rank holds it once. If units of two ranks read it, the ranks sum its gradient (`automap.price.tied_parameters`). The
 cost depends on the signatures of all readers: if one requires a part of the parameter and another one the whole, the
 rank holds the whole.
@@ -34,7 +34,7 @@ SHARED = (
 )  # fmt: skip
 """Fields of `ShareRow`, of the same names in a unit cost."""
 COLUMNS = np.array([*columns_of(UNIT_COST_DTYPE, *SHARED), EXCHANGED], dtype=np.int64)
-"""Columns in which tied parameters cost something."""
+"""Columns of the costs of tied parameters."""
 
 MOST_PAIRS = 64
 """Largest number of pairs of classes of two readers that are all counted (assumed)."""
@@ -42,7 +42,7 @@ MOST_TOGETHER = 1_024
 """Largest number of classes of all readers together that require one placement and are all counted (assumed)."""
 
 Change = tuple[tuple[int, int], ...]
-"""Numbers of some readers of a parameter, ascending, each with a class of its values."""
+"""A change of a plan: (number of a reader, class of its values) for some readers of a parameter, ascending."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +51,8 @@ class Reader:
 
     node: int
     codes: Ints
-    """[values] class of each value: how the parameter is read and its gradient handed back."""
+    """[values] class of each value. Values of one class require the same placement and produce the same gradient
+    placement."""
     values: Ints
     """[classes, axes] signatures of a value of each class."""
     placements: tuple[bytes, ...]
@@ -59,7 +60,7 @@ class Reader:
 
 
 class TiedCosts:
-    """What the large tied parameters of a skeleton cost."""
+    """Costs of the large tied parameters of a skeleton."""
 
     def __init__(self, space: PlanSpace, units: UnitRows, routes: Routes) -> None:
         self.space = space
@@ -77,14 +78,14 @@ class TiedCosts:
         chains: dict[int, list[int]] = {}
         for unit in dict.fromkeys(segment.unit for segment in segments):
             chain = [evaluator.tied.reader(name, unit)]
-            # Views of the parameter hand its gradient on from their reader.
+            # Views of the parameter pass on the gradient of their results.
             while arrays.operators["is_free"][owners[chain[-1]]] and next_readers[chain[-1]] >= 0:
                 chain.append(int(next_readers[chain[-1]]))
             nodes = [int(routes.group_of[owners[row]]) for row in chain]
             if nodes[0] >= 0:
                 chains.setdefault(nodes[0], [row for row, node in zip(chain, nodes, strict=True) if node == nodes[0]])
         for node, chain in chains.items():
-            # An axis that one rank has alone another one may share.
+            # An axis with one device on this rank may have several on another one.
             placed = [routes.decided(row) for row in chain]
             _, first, codes = np.unique(
                 np.concatenate([some.reshape(len(some), -1) for some in placed], axis=1),
@@ -116,14 +117,13 @@ class TiedCosts:
     def _tables(
         self, ties: Sequence[int], readers: Sequence[Reader], plan: Values
     ) -> tuple[list[Floats], dict[tuple[int, int], Floats]]:
-        """What readers of one parameter change around a plan.
+        """Differences of costs if readers of one parameter change in a plan.
 
         Returns:
-            For each reader, [classes, ties, `COLUMNS`] what its classes change alone; for each pair of readers,
-            [classes, classes, ties, `COLUMNS`] what theirs change together beyond that.
+            For each reader, [classes, ties, `COLUMNS`] the difference if it alone changes to each class; for each pair
+            of readers, [classes, classes, ties, `COLUMNS`] the difference if both change, less those of each alone.
         """
         numbers = range(len(readers))
-        # A change is some (number of a reader, class of its values).
         of_one: list[Change] = [((n, c),) for n in numbers for c in range(len(readers[n].values))]
         of_two = [
             ((one, c), (other, d))
@@ -143,7 +143,7 @@ class TiedCosts:
         }
         for (one, c), (other, d) in of_two:
             pairs[one, other][c, d] = cost[(one, c), (other, d)] - base - alone[one][c] - alone[other][d]
-        # What a change of all readers costs beyond its single and paired parts is divided among its pairs.
+        # If all readers change, the difference beyond the single and paired parts is divided among the pairs.
         rests: dict[tuple[int, int, int, int], list[Floats]] = {}
         for change in of_all:
             its_pairs = [(one, other, c, d) for (one, c), (other, d) in itertools.combinations(change, 2)]
@@ -156,10 +156,10 @@ class TiedCosts:
         return alone, pairs
 
     def _costs(self, ties: Sequence[int], readers: Sequence[Reader], plan: Values, changes: Sequence[Change]) -> Floats:
-        """[changes, ties, `COLUMNS`] what ties cost in a plan with some changes.
+        """[changes, ties, `COLUMNS`] costs of ties in a plan after each change.
 
-        Where both units are on one rank, they cost less than two parameters, and else an exchange: all ranks that hold
-        the parameter reduce the largest part that one of them has of it.
+        If both units are on one rank, the costs are negative: less than those of two parameters. Otherwise they are the
+        elements of the all-reduce among the ranks that hold the parameter: the most that one of them holds.
         """
         plans, width = np.tile(np.array(plan, dtype=np.int64), (len(changes), 1)), len(self.space.axes)
         for row, change in zip(plans, changes, strict=True):
@@ -174,7 +174,8 @@ class TiedCosts:
 
 
 def _paired(one: Reader, other: Reader) -> Iterator[tuple[int, int]]:
-    """Pairs of classes that are counted together: all, or of too many those that require the same placement."""
+    """Pairs of classes for which a difference is computed: all, or, if these are too many, those in which both require
+    the same placement."""
     takes_all = len(one.values) * len(other.values) <= MOST_PAIRS
     for c, d in itertools.product(range(len(one.values)), range(len(other.values))):
         if takes_all or one.placements[c] == other.placements[d]:
@@ -182,7 +183,8 @@ def _paired(one: Reader, other: Reader) -> Iterator[tuple[int, int]]:
 
 
 def _alike(readers: Sequence[Reader]) -> Iterator[tuple[int, ...]]:
-    """Classes under which all readers require the same placement; of too many the first ones of each reader."""
+    """Combinations of classes in which all readers require the same placement; if these are too many, those of the
+    first classes of each reader."""
     for required in dict.fromkeys(readers[0].placements):
         classes = [[c for c, one in enumerate(reader.placements) if one == required] for reader in readers]
         if math.prod(map(len, classes)) > MOST_TOGETHER:

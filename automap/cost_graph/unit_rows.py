@@ -1,7 +1,7 @@
-"""Unit rows: the units of a plan whose signatures are still open. Equal units in equal surroundings share a row.
+"""Unit rows: the distinct units of a plan whose signatures are not decided yet. Units with equal costs share a row.
 
-Two units have different rows if they differ in something that is known before the signatures: the type of the unit, the
-type of the unit before it, whether it is the first of a chunk, what it recomputes, and, where ranks differ, its
+Two units have different rows if they differ in something that is decided before the signatures: the type of the unit,
+the type of the unit before it, whether it is the first of a chunk, its recomputation, and, where ranks differ, its
 pipeline rank. Units: seconds, bytes.
 """
 
@@ -26,8 +26,8 @@ another rank once a step."""
 WIDTH = UNIT_COST_WIDTH + 1
 """Number of all columns."""
 LEAST_SHARE = 1e-3
-"""Share of a model's parameters from which a tied one counts in a cost graph (assumed): in T5, the embedding and not
-what all layers add to their scores."""
+"""Smallest share of a model's parameters with which a tied one counts in a cost graph (assumed). In T5, the embedding
+counts, and the position biases that all layers add to their scores do not."""
 
 
 class UnitRows:
@@ -36,10 +36,10 @@ class UnitRows:
     In all methods, `chosen` is [operator rows, axes], the signature of each operator of each unit type.
 
     Attributes:
-        rows: the units; the signatures of their segments, and the placements that cross into them, are not read.
-        parts: rows of `PartRow`, which say where each unit occurs.
-        ties: parameters that two units read.
-        large_ties: numbers of those that are worth more than `LEAST_SHARE`.
+        rows: the units; the signatures of their segments, and the placements that cross into them, are not used.
+        parts: rows of `PartRow`, which list where each unit occurs.
+        ties: the tied parameters, see `TiedParameters.ties`.
+        large_ties: numbers of the ties whose parameters have at least the share `LEAST_SHARE`.
     """
 
     def __init__(self, evaluator: Evaluator, lowered: LoweredPlan) -> None:
@@ -80,11 +80,12 @@ class UnitRows:
         return placement
 
     def tied(self, chosen: Ints) -> Rows:
-        """What `step` must know of parameters that two units read, rows of `TieRow`."""
+        """Rows of `TieRow` for the tied parameters."""
         return self.evaluator.tied.rows(self.lowered, chosen, self.ties)
 
     def payer(self, tie: int) -> int:
-        """A row of a reader on the rank of the other unit of a tie; it is taken to occur once."""
+        """The unit row to which the costs of a tie are added: that of a reader on the rank of the other unit. It is
+        assumed to occur once."""
         last = self.ties[tie].others[-1]
         rank = 0 if self.lowered.is_uniform else self.ties[tie].ranks[1]
         kind = int(self.evaluator.tables.type_of[last.first])

@@ -1,8 +1,8 @@
 """Weighted graphs: a cost graph with every cost times its weight, so that all costs add up to one number.
 
-`WeightedGraph` keeps the tables over classes of values, which are few: on three mesh axes a group has up to some
-hundred values, but the tensor between two groups is placed in some dozen ways. `Scalars` is the same with tables over
-the values themselves, which solvers take once few values are left.
+`WeightedGraph` has tables over classes of values. There are few classes: on three mesh axes a group has up to some
+hundred values, but the tensor between two groups has some dozen placements. `Scalars` has tables over the values
+themselves, for solvers, when few values remain.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ Codes = tuple[Ints, ...]
 
 
 def classes_of(codes: Ints) -> tuple[Ints, Ints]:
-    """[classes] where each distinct one of some numbers, [n], occurs first, in ascending order; [n] class of each."""
+    """[classes] index of the first occurrence of each distinct number in `codes`, [n], in ascending order of the
+    numbers; and [n] the class of each number."""
     known, first, classes = np.empty((3, len(codes)), dtype=np.int64)
     count = number_classes(np.ascontiguousarray(codes, dtype=np.int64), known, first, classes)
     return first[:count], classes
@@ -41,7 +42,7 @@ class Term:
     """[classes of the first node, classes of the last node] costs."""
 
     def over(self, left: Sequence[Ints]) -> tuple[tuple[int, ...], Floats]:
-        """The nodes, ascending, and the table over some values of each node."""
+        """The nodes, ascending, and the table of costs over the values `left` of each node."""
         codes = [codes[left[n]] for codes, n in zip(self.codes, self.nodes, strict=True)]
         found = self.table[codes[0]][:, codes[-1]]
         if len(codes) == 3:
@@ -52,10 +53,10 @@ class Term:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scalars:
-    """A weighted graph with tables over values: what a solver is given."""
+    """A weighted graph with tables over values, as the input of a solver."""
 
     constant: float
-    """Sum of the costs that depend on nothing."""
+    """Sum of the costs that depend on no node."""
     nodes: tuple[Floats, ...]
     """For each node, [values] cost of each value."""
     factors: tuple[tuple[tuple[int, ...], Floats], ...]
@@ -72,7 +73,7 @@ class WeightedGraph:
     """A weighted graph with tables over classes of values."""
 
     constant: float
-    """Sum of the costs that depend on nothing."""
+    """Sum of the costs that depend on no node."""
     nodes: tuple[Floats, ...]
     """For each node, [values] cost of each value."""
     terms: tuple[Term, ...]
@@ -90,20 +91,23 @@ class WeightedGraph:
 
 @dataclass(frozen=True, slots=True)
 class JointClasses:
-    """Classes of values by several classes at once. Graphs are weighted many times, and their classes stay the same."""
+    """Joint classes: the distinct combinations of several classes of one node's values.
+
+    They are cached, because graphs are weighted many times with the same classes.
+    """
 
     _found: dict[tuple[int, ...], tuple[Codes, Ints, Codes]] = field(default_factory=dict)
-    """By the identity of the classes: these, so that no other array takes their place; the joint classes; and what
-    each joint class is among the others."""
+    """By the identities of the arrays of classes: these arrays, kept so that their identities stay theirs; and the two
+    results of `of`."""
 
     def of(self, codes: Codes) -> tuple[Ints, Codes]:
-        """[values] joint class of each value; and of each kind of classes, [joint classes] the class."""
+        """[values] the joint class of each value; and for each array of `codes`, [joint classes] its class."""
         key = tuple(map(id, codes))
         if key not in self._found:
             joint = np.zeros(len(codes[0]), dtype=np.int64)
             for some in codes:
                 joint = joint * (int(some.max()) + 1) + some
-                # Numbered afresh each time, so that products stay small.
+                # Joint classes are renumbered at each step, so that the products stay small.
                 first, joint = classes_of(joint)
             self._found[key] = codes, joint, tuple(some[first] for some in codes)
         _, joint, parts = self._found[key]
@@ -118,10 +122,11 @@ class GraphBuilder:
     """
 
     def __init__(self, nodes: list[Floats], classes: JointClasses) -> None:
-        """Begins with the costs of nodes by themselves, which are changed.
+        """Starts with the costs of the nodes.
 
         Args:
-            classes: joint classes that are known.
+            nodes: for each node, [values] its costs; changed.
+            classes: cache of joint classes.
         """
         self.nodes = nodes
         self._classes = classes
@@ -135,8 +140,8 @@ class GraphBuilder:
             nodes: one to three nodes, of which two may be the same.
             codes: for each of them, [values] class of each value.
             table: [classes] of one node; [classes of the first one, classes of the last one] of several.
-            is_charged: of three nodes, whether the cost counts already and is taken off where it is 0; then two of the
-                nodes are the same.
+            is_charged: with three nodes, whether the costs of nodes contain this cost already, so that it is subtracted
+                where the term is 0. Two of the nodes must be the same then.
         """
         if not table.any():
             return
@@ -153,7 +158,7 @@ class GraphBuilder:
             self._add_repeated(nodes, codes, table, is_charged)
 
     def _add_repeated(self, nodes: Sequence[int], codes: Codes, table: Floats, is_charged: bool) -> None:
-        """Adds a cost of three places of which some belong to one node: it depends on that node's joint classes."""
+        """Adds a cost of three nodes of which two are the same, by the joint classes of that node."""
         distinct = list(dict.fromkeys(nodes))
         joints = [self._classes.of(tuple(c for c, n in zip(codes, nodes, strict=True) if n == one)) for one in distinct]
         # [joint classes of the first node, of the second one] the class at each place.
@@ -177,7 +182,7 @@ class GraphBuilder:
         """The graph, all tables of two nodes added up.
 
         Args:
-            constant: costs that depend on nothing.
+            constant: sum of the costs that depend on no node.
         """
         terms = []
         for nodes, entries in self._pairs.items():

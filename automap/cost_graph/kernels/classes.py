@@ -1,4 +1,4 @@
-"""Classes of values: equal numbers have the same class; compiled, because most arrays have some dozen entries."""
+"""Classes of numbers: equal numbers have the same class. Compiled, since numpy is slow for such short arrays."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from automap.jit import borrowing
 
 @borrowing(int64(int64[::1], int64[::1], int64[::1], int64[::1]))
 def number_classes(codes, known, first, classes):
-    """Numbers the distinct ones of some numbers in ascending order.
+    """Gives equal numbers the same class; classes are numbered in ascending order of the numbers.
 
     Args:
         codes: [n] the numbers.
-        known: [n] memory; the distinct numbers are written.
-        first: [n] where each distinct number occurs first, written.
+        known: [n] the distinct numbers are written.
+        first: [n] index of the first occurrence of each distinct number, written.
         classes: [n] class of each of the numbers, written.
 
     Returns:
-        How many are distinct.
+        How many numbers are distinct.
     """
     count = 0
     for i in range(codes.shape[0]):
@@ -35,7 +35,7 @@ def number_classes(codes, known, first, classes):
 
 @borrowing(int64(int64[::1], int64, int64), inner=True)
 def _place(known, count, code):
-    """How many of the first `count` numbers, which ascend, are below `code`."""
+    """How many of the first `count` numbers of `known`, which are ascending, are below `code`."""
     low, high = 0, count
     while low < high:
         middle = (low + high) // 2

@@ -1,8 +1,8 @@
-"""The parts of a unit's cost: what one linkage group adds to it, and what passes between two groups.
+"""The parts of a unit's cost: the cost of one linkage group, and the costs of conversions between two groups.
 
-`vary` prices a unit with one group decided at a time and all other signatures at their best. `bring_there` prices what
-brings one tensor from its placement to a required one, and `bring_back` its gradient. `automap.cost_graph.graph` puts
-them together. Units: seconds, bytes, samples.
+`vary` prices a unit with the signatures of one group decided and all others undecided. `bring_there` prices the
+conversion of one tensor from its placement to a required one, and `bring_back` that of its gradient.
+`automap.cost_graph.graph` combines them. Units: seconds, bytes, samples.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from automap.price.kernels.unit_workspace import UNIT_WORKSPACE, UnitWorkspace, 
 from ir.factors import BROADCAST, PARTIAL
 
 THERE = np.array(columns_of(UNIT_COST_DTYPE, "forward_comm_s", "forward_waits", "forward_ring_s"))
-"""Columns of a unit cost to which bringing a tensor to an operand adds."""
+"""Columns of a unit cost to which the conversion of a tensor in the forward pass adds."""
 BACK = np.array(columns_of(UNIT_COST_DTYPE, "backward_comm_s", "backward_waits", "backward_ring_s"))
-"""Columns to which bringing its gradient back adds."""
+"""Columns to which the conversion of its gradient adds."""
 AGAIN = np.array(columns_of(UNIT_COST_DTYPE, "recompute_comm_s", "backward_waits", "recompute_ring_s"))
-"""Columns to which the same adds as to `THERE`, one by one, where recomputation repeats it."""
+"""Columns to which the same numbers as to `THERE`, in this order, are added if recomputation repeats the conversion."""
 
 
 class GroupValues(NamedTuple):
@@ -44,10 +44,10 @@ class GroupValues(NamedTuple):
 
 
 class Around(NamedTuple):
-    """What a unit is priced with beside its signatures."""
+    """Arguments of the price of a unit beside its signatures."""
 
     masks: Mask2
-    """[modes, operators] what is recomputed."""
+    """[modes, operators] whether each operator is recomputed."""
     incoming: Ints2
     """[ways, axes] placements of the tensor that crosses into the unit."""
     crossing: int
@@ -88,15 +88,15 @@ def vary(tables, unit, stage, group, around, out):
 
 
 class Conversion(NamedTuple):
-    """Memory in which one tensor is converted."""
+    """Scratch memory for the price of one conversion."""
 
     workspace: UnitWorkspace
     given: Ints
-    """[axes] placement in which the gradient is handed back."""
+    """[axes] gradient placement that the reader produces."""
     costs: Annotated[Rows, UNIT_COST[::1]]
-    """[1] what the conversion costs."""
+    """[1] costs of the conversion."""
     numbers: Floats
-    """The same as numbers."""
+    """[UNIT_COST_WIDTH] the same memory as numbers."""
 
 
 CONVERSION = tuple_type(Conversion)
@@ -127,12 +127,13 @@ def _bring_there(tables, row, sources, targets, stage, out, memory):
 
 @kernel(void(TABLES, int64, int64[:, ::1], int64[:, ::1], STAGE, float64[:, :, ::1]))
 def bring_there(tables, row, sources, targets, stage, out):
-    """Costs of bringing one tensor to an operand, for all placements of either.
+    """Writes the costs of converting one tensor for an operand, for all pairs of placements.
 
     Args:
         row: operand row that reads the tensor.
         sources: [ways, axes] placements of the tensor.
         targets: [targets, axes] required placements.
+        stage: mesh, links, hardware and samples.
         out: [ways, targets, columns] see `THERE`; written.
     """
     _bring_there(tables, row, sources, targets, stage, out, _new_conversion(tables, stage.axes.shape[0]))
@@ -160,13 +161,14 @@ def _bring_back(tables, row, sources, gradients, is_parametric, stage, out, memo
 
 @kernel(void(TABLES, int64, int64[:, ::1], int64[:, ::1], boolean, STAGE, float64[:, :, ::1]))
 def bring_back(tables, row, sources, gradients, is_parametric, stage, out):
-    """Costs of bringing the gradient of one tensor back from an operand, for all placements of either.
+    """Writes the costs of converting the gradient of one tensor, for all pairs of placements.
 
     Args:
         row: operand row that reads the tensor.
         sources: [ways, axes] placements of the tensor.
-        gradients: [gradients, axes] placements in which the gradient is handed back.
-        is_parametric: whether it depends on parameters alone, so that a partial gradient stays so.
+        gradients: [gradients, axes] gradient placements that the reader may produce.
+        is_parametric: whether the tensor depends on parameters alone; then a partial gradient is not reduced here.
+        stage: mesh, links, hardware and samples.
         out: [ways, gradients, columns] see `BACK`; written.
     """
     _bring_back(

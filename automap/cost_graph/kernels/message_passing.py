@@ -1,8 +1,9 @@
 """Sequential message passing (TRW-S) on a weighted graph, see `automap.cost_graph.message_passing`.
 
-A factor's table is over classes of values, and its costs depend on the classes alone but for what messages have moved,
-which is kept for each value apart. The least of a factor over all values of its other nodes is therefore found from the
-least of each class, and takes as many steps as its table has entries, also for factors of three nodes.
+The table of a factor is over classes of values. Messages change the costs of a factor too; these changes are kept in a
+separate array, with one number for each value of each node. So the least cost of a factor over all values of its other
+nodes follows from the least change in each class. This takes as many steps as the table has entries, also for factors
+of three nodes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from automap.jit import borrowing, kernel
 from automap.price.kernels.array_types import Floats, Ints, Ints2, Mask, tuple_type
 
 NEVER = 1e250
-"""Cost of what was left out."""
+"""Cost of values that were removed, and of combinations that do not occur."""
 WIDEST = 3
 """Largest number of nodes of a factor."""
 FIRST, LAST, MIDDLE = range(WIDEST)
@@ -40,7 +41,7 @@ class FactorGraph(NamedTuple):
     codes: Ints
     """[entries] class of each value of the nodes of all factors."""
     taken: Floats
-    """[entries] what messages have added to a factor for each value of its nodes."""
+    """[entries] cost that messages have added to a factor for each value of its nodes."""
     at: Ints2
     """[factors, WIDEST] first entry in `codes` and `taken` of each node of a factor."""
     sizes: Ints
@@ -60,27 +61,27 @@ class Scratch(NamedTuple):
     """Scratch memory for one factor."""
 
     of_place: Floats
-    """[classes] the least that has been taken, over the values of one node in a class."""
+    """[classes] least of `FactorGraph.taken` over the values of one node in each class."""
     of_middle: Floats
-    """[classes] the same of the middle node."""
+    """[classes] the same for the middle node."""
     others: Floats
-    """[classes] the same over all classes but one."""
+    """[classes] the least over all classes but one."""
     least: Floats
-    """[classes] what is found."""
+    """[classes] the result."""
     live: Ints
-    """[classes] classes with values that are left."""
+    """[classes] classes with values that have not been removed."""
 
 
 SCRATCH = tuple_type(Scratch)
 
 
 class Least(NamedTuple):
-    """The least that each node and each factor adds to any assignment. The sum of all is a lower bound."""
+    """The least cost of each node and each factor. The sum of all is a lower bound on every assignment."""
 
     of_node: Floats
-    """[nodes]"""
+    """[nodes] the least cost of a node."""
     of_factor: Floats
-    """[factors]"""
+    """[factors] the least cost of a factor."""
 
 
 LEAST = tuple_type(Least)
@@ -88,7 +89,7 @@ LEAST = tuple_type(Least)
 
 @borrowing(int64(FACTOR_GRAPH, int64, int64), inner=True)
 def _place(graph, factor, node):
-    """Which of a factor's nodes a node is, or -1."""
+    """Place of a node among those of a factor, or -1."""
     for place in range(WIDEST):
         if graph.nodes[factor, place] == node:
             return place
@@ -107,7 +108,7 @@ def _reaches(graph, factor, node, upward):
 
 @borrowing(float64(FACTOR_GRAPH, int64, int64, int64, float64[::1]), inner=True)
 def _least_of_classes(graph, factor, place, count, found):
-    """Writes the least that has been taken, over the values in each class that are left; returns the least of all."""
+    """Writes the least of `taken` over the remaining values of each class; returns the least of all."""
     node, at = graph.nodes[factor, place], graph.at[factor, place]
     for c in range(count):
         found[c] = NEVER
@@ -139,7 +140,7 @@ def _least_sum(left, right):
     """The least sum of two entries at the same place."""
     a, b, c, d = NEVER, NEVER, NEVER, NEVER
     count = len(left)
-    # Four minima side by side: one alone would wait for itself at every entry.
+    # Four independent minima: with a single one, each step would wait for the step before.
     whole = count - count % 4
     for i in range(0, whole, 4):
         a = min(a, left[i] + right[i])
@@ -153,7 +154,7 @@ def _least_sum(left, right):
 
 @borrowing(void(FACTOR_GRAPH, int64, SCRATCH), inner=True)
 def _find_first(graph, factor, scratch):
-    """Writes what a factor adds at least to each class of its first node."""
+    """Writes the least cost of a factor for each class of its first node."""
     begin, rows, columns = graph.begins[factor], graph.classes[factor, 0], graph.classes[factor, 1]
     _least_of_classes(graph, factor, LAST, columns, scratch.of_place)
     same = NEVER
@@ -166,7 +167,7 @@ def _find_first(graph, factor, scratch):
     of_place = scratch.of_place[:columns]
     _least_of_classes(graph, factor, FIRST, rows, scratch.least)
     for row in range(rows):
-        # No value that is left is in a class of which nothing has been taken.
+        # Classes with NEVER have no remaining values.
         if scratch.least[row] < NEVER:
             at = begin + row * columns
             scratch.least[row] = min(same, _least_sum(graph.tables[at : at + columns], of_place))
@@ -174,10 +175,10 @@ def _find_first(graph, factor, scratch):
 
 @borrowing(float64(FACTOR_GRAPH, int64, SCRATCH), inner=True)
 def _find_columns(graph, factor, scratch):
-    """Writes the least of each column of a factor's table with what has been taken for the first node.
+    """Writes the least of each column of a factor's table, with `taken` of the first node added.
 
     Returns:
-        The least that has been taken for the first node.
+        The least of `taken` for the first node.
     """
     begin, rows, columns = graph.begins[factor], graph.classes[factor, 0], graph.classes[factor, 1]
     best = _least_of_classes(graph, factor, FIRST, rows, scratch.of_place)
@@ -194,7 +195,7 @@ def _find_columns(graph, factor, scratch):
 
 @borrowing(void(FACTOR_GRAPH, int64, int64, SCRATCH), inner=True)
 def _find_least(graph, factor, place, scratch):
-    """Writes what a factor adds at least to each class of one of its nodes, without what was taken for this node."""
+    """Writes the least cost of a factor for each class of one of its nodes, without `taken` of this node."""
     columns = graph.classes[factor, 1]
     if place == FIRST:
         _find_first(graph, factor, scratch)
@@ -216,7 +217,7 @@ def _find_least(graph, factor, place, scratch):
 
 @borrowing(void(FACTOR_GRAPH, int64, int64, SCRATCH), inner=True)
 def _collect(graph, factor, place, scratch):
-    """Moves the least that a factor adds to each value of one of its nodes from the factor into the node."""
+    """Moves the least cost of a factor for each value of one of its nodes from the factor into the node."""
     _find_least(graph, factor, place, scratch)
     node, at = graph.nodes[factor, place], graph.at[factor, place]
     first = graph.first[node]
@@ -229,7 +230,7 @@ def _collect(graph, factor, place, scratch):
 
 @borrowing(void(FACTOR_GRAPH, int64, int64, float64), inner=True)
 def _distribute(graph, factor, place, share):
-    """Adds a share of a node's costs to one of its factors."""
+    """Adds a share of the costs of a node to one of its factors."""
     node, at = graph.nodes[factor, place], graph.at[factor, place]
     first = graph.first[node]
     for v in range(graph.sizes[node]):
@@ -239,7 +240,7 @@ def _distribute(graph, factor, place, share):
 
 @borrowing(float64(FACTOR_GRAPH, int64), inner=True)
 def _least_cost(graph, node):
-    """The least cost of a node's values that are left."""
+    """The least cost of a node's remaining values."""
     found = NEVER
     for v in range(graph.first[node], graph.first[node] + graph.sizes[node]):
         if graph.is_left[v]:
@@ -249,7 +250,7 @@ def _least_cost(graph, node):
 
 @borrowing(float64(FACTOR_GRAPH, int64, SCRATCH), inner=True)
 def _least_entry(graph, factor, scratch):
-    """The least that a factor adds to any assignment."""
+    """The least cost of a factor in any assignment."""
     _find_least(graph, factor, FIRST, scratch)
     node, at, found = graph.nodes[factor, FIRST], graph.at[factor, FIRST], NEVER
     for v in range(graph.sizes[node]):
@@ -278,7 +279,7 @@ def _bound(graph, scratch, least):
 
 @kernel(void(FACTOR_GRAPH, LEAST))
 def bound(graph, least):
-    """Writes the least that each node and each factor of a graph adds to any assignment."""
+    """Writes the least cost of each node and each factor of a graph."""
     _bound(graph, _scratch(graph), least)
 
 
@@ -331,15 +332,15 @@ def _pass_messages(graph, known, sweeps, picked, margins, least, scratch):
 
 @kernel(float64(FACTOR_GRAPH, float64, int64, int64[::1], float64[::1], LEAST))
 def pass_messages(graph, known, sweeps, picked, margins, least):
-    """Moves costs between nodes and factors and leaves out values that no optimum takes.
+    """Moves costs between nodes and factors, and removes values that are in no optimum.
 
     Args:
         graph: changed.
-        known: cost of an assignment; values that cost more in every assignment are left out.
+        known: cost of an assignment; values that cost more in every assignment are removed.
         sweeps: number of times that the nodes are visited in ascending and then in descending order.
-        picked: [nodes], written: the value of each node that looks best.
+        picked: [nodes], written: the value of each node with the least cost.
         margins: [values], written: a lower bound on the cost of all assignments with the value.
-        least: changed: what each node and each factor adds at least, as `bound` or the messages before have left it.
+        least: the least cost of each node and each factor, as written by `bound` or by earlier messages; changed.
 
     Returns:
         A lower bound on the cost of all assignments.
@@ -349,7 +350,7 @@ def pass_messages(graph, known, sweeps, picked, margins, least):
 
 @borrowing(void(FACTOR_GRAPH, int64, int64, int64[::1], float64[::1]), inner=True)
 def _add_around(graph, factor, place, picked, costs):
-    """Adds what a factor costs for each value of one of its nodes, the other nodes at their values."""
+    """Adds the cost of a factor for each value of one of its nodes, with the other nodes at their picked values."""
     codes, at = graph.codes, graph.at
     columns, begin = graph.classes[factor, 1], graph.begins[factor]
     source = codes[at[factor, FIRST] + picked[graph.nodes[factor, FIRST]]]
@@ -371,7 +372,7 @@ def _add_around(graph, factor, place, picked, costs):
 
 @borrowing(float64(FACTOR_GRAPH, float64, int64[::1], float64[::1], boolean[::1]), inner=True)
 def _descend(graph, tolerance, picked, costs, is_fresh):
-    """`descend` with memory for the costs of a node's values, and for which nodes are to be tried, at first all."""
+    """`descend` with scratch memory: costs of a node's values, and flags of the nodes that must be tried again."""
     num_factors, num_nodes = graph.nodes.shape[0], graph.sizes.shape[0]
     node = 0
     while node < num_nodes:
@@ -414,8 +415,8 @@ def descend(graph, tolerance, picked):
     """Changes an assignment until no change of a single node improves it, the first such node first.
 
     Args:
-        graph: before any message was passed.
-        tolerance: share of a value's costs within which another one is no better.
+        graph: a graph before any message was passed.
+        tolerance: share of the cost of a value by which another value must cost less to be better.
         picked: [nodes], changed.
 
     Returns:

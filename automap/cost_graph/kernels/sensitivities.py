@@ -1,4 +1,4 @@
-"""Steps with one number of the unit costs changed, see `automap.cost_graph.sensitivities`."""
+"""The step after a change of one number of the unit costs, see `automap.cost_graph.sensitivities`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from automap.price.kernels.step_records import PIPELINE, STAGE_ARRAYS, STEP_WORK
 
 
 class Changes(NamedTuple):
-    """Numbers of unit costs that are changed, one at a time."""
+    """Changes of single numbers of unit costs."""
 
     columns: Ints
-    """[columns] numbers of a unit cost that are changed."""
+    """[columns] the columns of unit costs that are changed, one at a time."""
     sizes: Floats2
-    """[columns, rows] what is added to them."""
+    """[columns, rows] the number that is added in each row."""
 
 
 @borrowing(
@@ -59,11 +59,11 @@ def _step_changed(costs, numbers, changes, pipeline, stages, settings, workspace
     )
 )
 def step_changed(costs, changes, pipeline, stages, settings, workspace, out):
-    """Bounds the step with one number of one unit cost changed, for each column and each row.
+    """Writes a lower bound on the step, `automap.price.kernels.step`, for a change of each number of each unit cost.
 
     Args:
-        costs: [rows] unit costs, left as they were.
-        changes: the numbers that are changed.
+        costs: [rows] unit costs, restored at the end.
+        changes: the changes.
         out: [columns, rows, ranks] written.
     """
     _step_changed(costs, costs.view(np.float64), changes, pipeline, stages, settings, workspace, out)

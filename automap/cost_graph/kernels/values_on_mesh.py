@@ -1,4 +1,4 @@
-"""Legal signatures of a linkage group on one mesh, whatever the rest of a plan is; compiled."""
+"""Legal signatures of a linkage group on one mesh, independent of the rest of a plan; compiled."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def _values_on_mesh(compiled, group, draft, masks, value, found):
 
 @kernel(int64(COMPILED, float64[::1], int64, int64, DRAFT, int64[:, ::1]))
 def values_on_mesh(compiled, sizes, samples, group, draft, found):
-    """Lists the values of a linkage group's slots on all axes that are legal on a mesh, in rising order.
+    """Lists the combinations of values of a linkage group's slots that are legal on a mesh, in ascending order.
 
     Args:
         sizes: [axes] ranks of each mesh axis.
-        samples: samples of a micro-batch, which must divide.
+        samples: samples of a micro-batch, which must divide evenly.
         group: number of the group.
-        draft: of this caller alone; its layout and the picks of the group are written.
+        draft: scratch of this caller; its layout and the picks of the group are written.
         found: [combinations, axes] written.
 
     Returns:
