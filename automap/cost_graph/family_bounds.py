@@ -65,7 +65,7 @@ class FamilyBounds(MixedStages):
 
     @property
     def is_known(self) -> bool:
-        """Whether the graphs hold: not where times of whole blocks were measured."""
+        """Whether the bounds hold; they do not if times of whole blocks were measured."""
         return len(self.space.evaluator.tables.arrays.blocks) == 0
 
     def bound(self, family: Family, target_s: float, level: Level = Level.TOGETHER) -> float:
@@ -73,7 +73,7 @@ class FamilyBounds(MixedStages):
 
         Args:
             family: the family.
-            target_s: a bound that suffices: work ends when it is reached.
+            target_s: a bound that suffices: the computation ends when it is reached.
             level: the sharpest level of costs that is used.
         """
         if family.is_unlike:
@@ -102,7 +102,7 @@ class FamilyBounds(MixedStages):
         (row,) = self._rows(shape)
         stage = self._stage(row, shape)
         costs, in_flight, settings = self._costs_on(stage, level), self._in_flight(family), space.evaluator.settings(0)
-        # The last unit works while all before it is saved.
+        # While the last unit runs, all units before it have saved their activations.
         working = costs.modes[space.arrays.units[-1], :, WORKSPACE_BYTES]
         room = shape.pp * self._room(row, shape) - 2.0 * float(working.min())
         if room <= 0.0:
@@ -176,13 +176,13 @@ class FamilyBounds(MixedStages):
     def _interleaved(
         self, family: Family, rank_bounds: Sequence[RankBounds], order: int, best: float, target_s: float
     ) -> float:
-        """The least bound of all numbers of virtual stages, in one order of the devices.
+        """The smallest bound over all numbers of virtual stages, in one order of the devices.
 
         Args:
             family: plans with virtual stages.
             rank_bounds: [ranks] bounds of each rank, with the paths of `ONCE`.
             order: number of the order of the devices.
-            best: once the bound is no higher than this, it need not be exact.
+            best: a bound that is at most this need not be exact, and the computation ends.
             target_s: a bound that suffices.
         """
         settings, found = self.space.evaluator.settings(0), np.inf
@@ -201,7 +201,7 @@ class FamilyBounds(MixedStages):
                 besides_s=np.array([0.5 * shown_s + begun_s, 0.5 * shown_s]),
                 step_s=float(settings.step_s),
             )
-            # The least of all numbers counts, so that none is raised beyond another one.
+            # The smallest bound counts, so none is raised above the smallest one so far.
             seconds = fastest_interleaving(of, min(found, target_s))
             if seconds < target_s:
                 seconds = self._whole(family, rank_bounds, rates, each.virtual, seconds, min(found, target_s))
@@ -215,7 +215,7 @@ class FamilyBounds(MixedStages):
 
         Args:
             family: plans without virtual stages.
-            stages: for each stage, its bounds as each kind of its devices sees them.
+            stages: for each stage, its bounds for each of its kinds of devices, all of which hold.
             at: [pipelines, ranks] number of the stage of each rank.
             rates: [pipelines, ranks] bytes a second from each rank to the next one.
         """
@@ -271,7 +271,7 @@ class FamilyBounds(MixedStages):
             Seconds for each parameter of the first unit, and how many of its parameters are not exchanged.
         """
         units, tied = self.space.arrays.units.tolist(), self.space.evaluator.tied.parameters
-        # Each chunk has a unit, so that with so few units after the other reader it is not on the first rank.
+        # Each chunk has a unit. So the other reader is not on the first rank if fewer than pp units are after it.
         tensors = self.space.problem.graph.tensors
         tied = tuple(each for each in tied if not tensors[each[0]].frozen)
         names = {name for name, one, other in tied if one == 0 and shape.pp > len(units) - other}
@@ -361,7 +361,7 @@ class FamilyBounds(MixedStages):
             levels: levels of costs for stages of one kind of devices, and for stages of several kinds.
         """
         trips = path_trips(family.shapes[0], self.space.schedules)
-        # Stages are few, layouts many.
+        # Few distinct stages make up many layouts, so stages are numbered.
         number = {stage: at for at, stage in enumerate({stage for key in keys for stage in key})}
         views = [self._views(*stage, family, trips, levels) for stage in number]
         at = np.array([[number[stage] for stage in key] for key in keys])
@@ -369,7 +369,7 @@ class FamilyBounds(MixedStages):
         found, tried = spreads.quick(), np.zeros(len(keys), dtype=np.bool_)
         is_mixed = np.array([self._is_mixed(of, family) for of, _ in number])[at].any(axis=1)
         may_rise = is_mixed if levels == STEPS[-2] else np.full(len(keys), levels != STEPS[-1])
-        # Weights that show one layout to be slow often show others to be as well, also of other families.
+        # Dual weights that prove a high bound for one layout often do so for others too, also of other families.
         pool = self._weights.setdefault(family.shapes[0].pp, deque(maxlen=MOST_WEIGHTS))
         left = np.flatnonzero(found < target_s)
         for weights in tuple(pool):
@@ -381,7 +381,7 @@ class FamilyBounds(MixedStages):
             found[left] = np.maximum(found[left], self._of_cuts(family, views, at[left], rates[left]))
             left = left[found[left] < target_s]
         for _ in range(MOST_PROGRAMS if levels[0] is Level.TOGETHER else MOST_EARLY_PROGRAMS):
-            # Once all is decided, a layout whose program was solved cannot be raised any more.
+            # With all signatures decided, the bound of a layout whose program was solved cannot rise any more.
             waiting = left[~(tried & may_rise)[left]]
             if not len(waiting) or tried[fastest := int(waiting[found[waiting].argmin()])]:
                 break
@@ -433,7 +433,7 @@ class FamilyBounds(MixedStages):
 
         Args:
             family: plans of one shape.
-            views: for each rank, its bounds as each kind of its devices sees them.
+            views: for each rank, its bounds for each of its kinds of devices, all of which hold.
             rates: [ranks] bytes a second from each rank to the next one, from the last one to the first.
         """
         trip_s = self._besides_trips_s(family, views, rates) if len(views[0][0].trip_s) else []

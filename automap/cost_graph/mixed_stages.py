@@ -26,12 +26,12 @@ STEPS = (
     (Level.TOGETHER, Level.UNDECIDED),
     (Level.TOGETHER, Level.TOGETHER),
 )
-"""(Level for stages of one kind of devices, level for stages of several kinds) of each step in which layouts are
-bounded. Stages of several kinds are many, so their sharper levels come last."""
+"""The levels of each step in which layouts are bounded: that for stages of one kind of devices, and that for stages of
+several kinds. There are many stages of several kinds, so their sharper levels come last."""
 
 
 class MixedStages(StageBounds):
-    """Bounds of the stages of a space, as each kind of their devices sees them."""
+    """Bounds of the stages of a space, for each of their kinds of devices."""
 
     def __init__(self, space: PlanSpace) -> None:
         super().__init__(space)
@@ -39,7 +39,7 @@ class MixedStages(StageBounds):
         self._layouts = Layouts(space)
 
     def _row_views(self, row: int, family: Family, trips: Sequence[Path], level: Level) -> list[RankBounds]:
-        """Bounds of a stage of the usual size, as each kind of its devices sees it."""
+        """Bounds of a stage of the usual size, for each of its kinds of devices."""
         shape, found = family.shapes[0], []
         for seen, samples in self._seen(row, shape, family.way):
             stage = self._stage(seen, shape, samples)
@@ -47,7 +47,7 @@ class MixedStages(StageBounds):
         return found
 
     def _seen(self, row: int, shape: Shape, way: int) -> list[tuple[int, int]]:
-        """(Stage as a kind of its devices sees it, samples with which it is priced) for each kind.
+        """For each kind of devices: number of the stage as if it had this kind alone, and samples of its micro-batch.
 
         Args:
             row: number of the stage.
@@ -73,8 +73,8 @@ class MixedStages(StageBounds):
         """The samples of each kind of devices on the stages of a class under each way to share them out.
 
         Returns:
-            Samples of each kind -> for each kind, the stages as this kind sees them. A class with one kind of devices
-            has one entry, with the stages as they are.
+            Samples of each kind -> for each kind, the stages as if they had this kind alone. A class with one kind of
+            devices has one entry, with the stages as they are.
         """
         shape = family.shapes[0]
         key = (of, shape.num_micro_batches)
@@ -106,7 +106,7 @@ class MixedStages(StageBounds):
         trips: Sequence[Path],
         levels: tuple[Level, Level],
     ) -> list[RankBounds]:
-        """Bounds of all stages of a class, as each kind of devices sees them, with the best links of the class.
+        """Bounds of all stages of a class, for each kind of devices, with the best links of the class.
 
         Args:
             of: the class.
@@ -129,7 +129,7 @@ class MixedStages(StageBounds):
     def _any_way(self, of: StageClass, family: Family, trips: Sequence[Path]) -> RankBounds:
         """Bounds of all stages of a class for any way to share out samples: the least over the ways.
 
-        For each way, the bounds of the kinds are averaged, and a kind weighs as much as it is fast. These means differ
+        For each way, the bounds of the kinds are averaged with weights in proportion to their speed. These means differ
         little between the ways: if one kind has fewer samples, the others have more.
         """
         shared, arrays = self._shared(of, family), self.space.arrays

@@ -1,13 +1,13 @@
-"""Open costs: lower bounds of what linkage groups cost on a stage, before the pipeline is cut.
+"""Open costs: lower bounds on the costs of linkage groups on a stage, before the pipeline is cut.
 
-The costs are those of `automap.cost_graph.graph`, but neither the cuts nor the recomputation are known. So each cost is
-replaced by one that it is never below, whatever the cuts are:
+The costs are those of `automap.cost_graph.graph`, but neither cuts nor recomputation are known. So each cost is
+replaced by a lower bound for all cuts:
 
-- No unit is computed again.
+- No unit is recomputed.
 - A tensor that crosses into a unit as a partial sum may come from another chunk. The cheaper conversion counts: that
   inside a chunk, or that between chunks.
-- Nothing is counted for the third reader of a tensor.
-- Of a parameter that several units read, only the part of its first reader is counted.
+- Conversions for the third and later readers of a tensor cost nothing.
+- A parameter that several units read counts in the first of these units alone.
 
 Units: seconds, bytes, elements.
 """
@@ -38,17 +38,17 @@ NOT_REPEATED = RECOMPUTE_MODES.index("none")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Opened:
-    """What a conversion costs where the unit that pays it is the first of a chunk."""
+    """The costs of a conversion where the unit that pays it is the first of a chunk."""
 
     factor: Conversion
     """The conversion of the tensor as it is sent."""
     ways: Ints
     """[ways] way of the tensor as it is sent, for each way in which it is made."""
     sums: Floats
-    """[ways, columns] what makes it whole before it is sent."""
+    """[ways, columns] costs of the all-reduce before it is sent."""
 
     def weighed(self, there: Floats, back: Floats) -> Floats:
-        """[ways, requests] costs, given what one unit of each column is worth."""
+        """[ways, requests] weighted costs, see `Exchange.weighed`."""
         before = self.sums[:, THERE] @ there + self.sums[:, BACK] @ back
         found: Floats = self.factor.exchange.weighed(there, back)[self.ways] + before[:, None]
         return found
@@ -56,24 +56,25 @@ class Opened:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Payment:
-    """A conversion that units of one type pay."""
+    """A conversion whose costs units of one type pay."""
 
     factor: Conversion
     """The conversion."""
     kind: int
     """Type of the units."""
     before: int
-    """Type of the unit before them whose tensor they read; -1: of one that they make themselves."""
+    """Type of the unit before, if that makes the tensor; -1 if they make it themselves."""
     times: int
-    """How many they are."""
+    """Number of these units."""
     opened: Opened | None = None
     """The conversion where such a unit is the first of a chunk; None: the same."""
 
     def weighed(self, worth: Floats, num_opened: int) -> Floats:
-        """[ways, requests] least costs of all units, given what one unit of each column, [columns], is worth.
+        """[ways, requests] weighted costs of all these units, at least.
 
         Args:
-            num_opened: units that are the first of a chunk, but for the first of all.
+            worth: [columns] weight of each cost.
+            num_opened: number of units that are the first of a chunk, without the first unit of the model.
         """
         there, back = worth[THERE], worth[BACK]
         table = self.times * self.factor.exchange.weighed(there, back)
@@ -100,11 +101,13 @@ class OpenCosts:
     def __init__(
         self, space: PlanSpace, stage: Stage, values: Sequence[Ints], *, with_conversions: bool = True
     ) -> None:
-        """Gathers the costs.
+        """Computes the costs.
 
         Args:
-            values: for each group, its legal values; none: every signature stays undecided, which costs the least.
-            with_conversions: whether conversions between groups count, which take by far the longest to price.
+            space: the plan space.
+            stage: mesh, links, hardware and samples.
+            values: for each group, its legal values; empty: every signature stays undecided, which costs the least.
+            with_conversions: whether conversions between groups count; they take by far the longest to price.
         """
         self.stage, self.values = stage, tuple(values)
         costs = GroupCosts(space, values, stage, RECOMPUTE_MODES[:1])
@@ -131,12 +134,12 @@ class OpenCosts:
     def weighted(self, worth: Floats, *, num_opened: int, mixes: bool = True) -> WeightedGraph:
         """The graph with all costs weighted.
 
-        Of a third reader of a tensor nothing is certain but that it may pay nothing: where its node makes the tensor
-        too, what the node is charged with by itself is taken off.
+        A third reader of a tensor may pay nothing for the conversion, so it counts 0 here; where the reader's node
+        makes the tensor too, the conversion is subtracted from the node's own cost.
 
         Args:
-            worth: [types, columns] worth of one unit of each cost in a unit of each type.
-            num_opened: units that are the first of a chunk, but for the first of all.
+            worth: [types, columns] weight of each cost in a unit of each type.
+            num_opened: number of units that are the first of a chunk, without the first unit of the model.
             mixes: whether conversions between units of unlike types count.
         """
         constant = float(self.times @ (self.bases * worth).sum(axis=1))
@@ -154,7 +157,7 @@ class OpenCosts:
         return builder.graph(constant)
 
     def unit_costs(self, picked: Sequence[int]) -> Floats:
-        """[types, columns] costs of a unit of each type under an assignment, in the mean over its units."""
+        """[types, columns] costs of a unit of each type under an assignment, averaged over the units of the type."""
         found = self.bases.copy()
         for costs, kind, p in zip(self._nodes, self.kinds, picked, strict=True):
             found[kind] += costs[p]
@@ -168,11 +171,11 @@ class OpenCosts:
 
 
 def _tied_elements(space: PlanSpace) -> Floats:
-    """[types] elements of the parameters that a unit of each type reads and that count for another unit.
+    """[types] elements of parameters that a unit of each type reads but that count in another unit.
 
-    Where several units read a parameter, all units of a rank together hold, and reduce, no less of it than any of them
-    would by itself. So it counts for the first unit that reads it, where that is the only unit of its type. No cost of
-    a unit has more of a parameter than all of its elements.
+    If several units of a rank read a parameter, the rank holds and reduces at least as much of it as for any one of
+    them. So the parameter counts in the first unit that reads it, if that is the only unit of its type. The elements
+    here are those of whole parameters, which no unit exceeds.
     """
     kinds, tensors = space.arrays.units.tolist(), space.problem.graph.tensors
     of_units = np.zeros(len(kinds))
@@ -184,7 +187,7 @@ def _tied_elements(space: PlanSpace) -> Floats:
 
 
 def _tied_nodes(space: PlanSpace) -> list[int]:
-    """Nodes with an operator that reads a parameter which counts for another unit, see `_tied_elements`."""
+    """Nodes with an operator that reads a parameter which counts in another unit, see `_tied_elements`."""
     tied, operands = space.evaluator.tied, space.evaluator.tables.arrays.operands
     readers = {int(operands["operator"][tied.reader(name, unit)]) for name, unit in _tied_readings(space)}
     members = [rows.tolist() for rows, _ in space.group_rows.values()]
@@ -192,7 +195,7 @@ def _tied_nodes(space: PlanSpace) -> list[int]:
 
 
 def _tied_readings(space: PlanSpace) -> list[tuple[str, int]]:
-    """The tied parameters and the units that read them, but for those for which they count."""
+    """The tied parameters, each with every unit that reads it, except for the unit in which it counts."""
     kinds = space.arrays.units.tolist()
     units: dict[str, set[int]] = {}
     for name, *some in space.evaluator.tied.parameters:
@@ -224,7 +227,7 @@ def _payments(costs: GroupCosts, times: Floats, pairs: Counter[tuple[int, int]])
             opened = None
             if factor.sums.any():
                 assert isinstance(other, Conversion)
-                # One value of each way of the tensor stands for all.
+                # All values with one way of the tensor have equal costs, so one of them suffices.
                 _, values = np.unique(factor.codes[0], return_index=True)
                 sums = costs.sums(kind, before)[values]
                 opened = Opened(factor=other, ways=other.codes[0][values], sums=np.zeros_like(sums) if number else sums)

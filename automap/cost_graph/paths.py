@@ -1,23 +1,23 @@
-"""Paths through the order of the passes of a pipeline: how much the passes of each rank weigh in the time of a step.
+"""Paths through the passes of a pipeline: weights of the passes of each rank in lower bounds of the step time.
 
-The end of a step is at least as late as any path of passes that wait for each other, whatever the passes take. So a
-weighted sum of the times of the ranks is a lower bound of the step. With F and B the seconds of a rank's forward and
-backward pass, T = F + B, m micro-batches and p ranks, these paths are used:
+A path is a chain of passes in which each waits for the one before. A step is at least as long as any path, so a
+weighted sum of the times of the ranks is a lower bound. With F and B the seconds of a rank's forward and backward pass,
+T = F + B, m micro-batches and p ranks, these paths are used:
 
-- *Any schedule*: a rank works on all micro-batches, reduces its gradients and updates. In the mean over the ranks,
-  passes weigh m / p (times the sum of T over the ranks), and gradients and update 1 / p.
+- *Any schedule*: a rank works on all micro-batches, reduces its gradients and updates. Averaged over the ranks, passes
+  have the weight m / p (times the sum of T over the ranks), and gradients and update 1 / p.
 - *1F1B without virtual stages, m > p*: a micro-batch goes to the last rank and back, and then rank 0 begins the
-  micro-batch that is p later. With m - 1 = k p + s, these are k + 1 round trips over all ranks. Some rank waits for T
-  for each of the s micro-batches that are left; an even mixture of all ranks is taken. Gradients and update of rank 0
+  micro-batch with a number p higher. With m - 1 = k p + s, these are k + 1 round trips over all ranks. For each of the
+  remaining s micro-batches, the path contains T of one rank, averaged over all ranks. Gradients and update of rank 0
   come after that.
 - *GPipe, any m*: the forward passes of one rank and the backward passes of another one, between two round trips.
 - *Virtual stages, m = p*: all forward passes come before all backward passes. In both, a path goes through all chunks,
   and through all micro-batches of one chunk: 1 + (m - 1) / chunks times the sum of T, in the mean over the chunks.
 
-In the mean over the ranks, the paths of 1F1B and GPipe are (m + p - 1) / p times the sum of T. So no uneven division of
+Averaged over the ranks, the paths of 1F1B and GPipe are (m + p - 1) / p times the sum of T. So no uneven division of
 the work among ranks is faster than the even one. There are also paths that end on another rank r: they lack the last
-backward passes of the ranks before r, and end with the gradients of rank r. For m <= p, 1F1B is treated as if only its
-backward passes followed one another.
+backward passes of the ranks before r, and end with the gradients of rank r. For m <= p, the paths of 1F1B use the order
+of its backward passes alone.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from automap.schedule import KINDS, pattern
 from automap.space.shape import Shape
 
 SHARES = (1.0, 0.5, 0.0)
-"""Shares of the paths that end on rank 0, the rest end on all ranks alike (assumed)."""
+"""Shares of the paths that end on rank 0 in mixtures; the rest of the paths end on each rank equally (assumed)."""
 ORDERS = frozenset({"1f1b", "gpipe"})
-"""Schedules whose order the paths know; of others, only that ranks work on all micro-batches."""
+"""Schedules for whose order there are paths; for all others there is only the path *any schedule*."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,12 +48,12 @@ class Path:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PathMixture:
-    """A weighted mean of paths, which is a lower bound like each of them."""
+    """A weighted mean of paths, which is a lower bound as each of them is."""
 
     path: Path
-    """What the seconds of each rank weigh."""
+    """Weights of the seconds of each rank."""
     ends_first: float
-    """Share of the paths that end on rank 0, whose gradients come after them; `path` does not count these."""
+    """Share of the paths that end on rank 0, followed by its gradients; `path` does not count these gradients."""
     passes: float
     """Sum of the weights of the forward passes of all ranks."""
     sends: float
@@ -61,11 +61,11 @@ class PathMixture:
 
 
 def path_mixtures(shape: Shape, schedules: Sequence[str]) -> list[PathMixture]:
-    """Mixtures of paths of a pipeline whose ranks are alike.
+    """Mixtures of paths for a pipeline whose ranks are all equal.
 
     Args:
-        shape: its shape.
-        schedules: the schedules that it may have if it has no virtual stages.
+        shape: shape of the plans.
+        schedules: the possible schedules if there are no virtual stages.
     """
     m, p = float(shape.num_micro_batches), float(shape.pp)
     busy = Path(forward=m / p, backward=m / p, gradients=1.0 / p)
@@ -89,16 +89,17 @@ def path_mixtures(shape: Shape, schedules: Sequence[str]) -> list[PathMixture]:
 
 
 def sends_on(path: Path) -> float:
-    """Weight of the exchanges of one micro-batch on all ranks together: each pass waits for half of them."""
+    """Weight of the exchanges of one micro-batch on all ranks together: each pass contains half of an exchange."""
     return 0.5 * (path.forward + path.backward)
 
 
 def exchanged_s(sent_s: Sequence[float], virtual: int) -> list[float]:
-    """[chunks] seconds that each chunk exchanges tensors with those around it for one micro-batch.
+    """[chunks] seconds of the exchanges of each chunk with the chunks before and after it, for one micro-batch.
 
     Args:
         sent_s: [ranks] seconds of an exchange of each rank with the next one; of the last rank with the first one.
-        virtual: virtual stages; the longer one of the two exchanges of a chunk counts where there are several.
+        virtual: chunks of each rank. If there are several, the longer one of the two exchanges of a chunk counts, else
+            their sum.
     """
     last = len(sent_s) * virtual - 1
     around = [
@@ -109,12 +110,12 @@ def exchanged_s(sent_s: Sequence[float], virtual: int) -> list[float]:
 
 
 def least_in_flight(shape: Shape, schedules: Sequence[str]) -> list[int]:
-    """[ranks] lower bound of the micro-batches in flight on each rank when its backward passes begin: for so many it
-    keeps the saved activations of each of its units.
+    """[ranks] lower bound on the micro-batches in flight on each rank when its backward passes begin. The rank has
+    saved the activations of each of its units for this many micro-batches.
 
     Args:
-        shape: its shape.
-        schedules: the schedules that it may have if it has no virtual stages.
+        shape: shape of the plans.
+        schedules: the possible schedules if there are no virtual stages.
     """
     p, turn = shape.pp, shape.num_chunks
     kinds = [KINDS[name] for name in (schedules if shape.virtual == 1 else ("interleaved",))]
@@ -123,16 +124,18 @@ def least_in_flight(shape: Shape, schedules: Sequence[str]) -> list[int]:
     for rank in range(p):
         first = min(base + step * (p - 1 - rank) for base, step in patterns) + 1
         first = min(first, shape.virtual * shape.num_micro_batches)
-        # Forward passes go round the chunks of a rank, for as many micro-batches as there are ranks; the last chunk
-        # has had the fewest.
+        # A rank runs p forward passes of each of its chunks in turn. The last chunk has run the fewest so far.
         found.append(first // turn * p + min(max(first % turn - (turn - p), 0), p))
     return found
 
 
 def path_to_ranks(shape: Shape, schedules: Sequence[str], share: float) -> Path:
-    """What the seconds of each rank weigh in paths that end on rank 0, for a share of them, or else on any rank.
+    """Weights of the seconds of each rank in a mixture of paths; all 0 if no such paths are known.
 
-    All weights are 0 where no such path is known.
+    Args:
+        shape: shape of the plans.
+        schedules: the possible schedules if there are no virtual stages.
+        share: share of the paths that end on rank 0; the others end on each rank equally.
     """
     p, trips = float(shape.pp), path_trips(shape, schedules)
     if not trips:
@@ -143,13 +146,14 @@ def path_to_ranks(shape: Shape, schedules: Sequence[str], share: float) -> Path:
 
 
 def path_trips(shape: Shape, schedules: Sequence[str]) -> tuple[Path, ...]:
-    """What the seconds of a rank weigh in paths that end on a rank after it, on itself and on a rank before it.
+    """Weights of the seconds of a rank in three kinds of paths: that end on a rank after it, on itself, and on a rank
+    before it.
 
-    A path that ends on rank r has no backward pass of the ranks before r from the last trip back. Where that is the
-    only trip, as in GPipe and where m is at most p, it has none at all: what it waits for comes from ranks after them.
+    A path that ends on rank r lacks the backward passes of the ranks before r on the last trip back. If there is only
+    one trip, as in GPipe and for m at most p, it has no backward passes of these ranks at all.
 
     Returns:
-        Nothing where no such path is known.
+        The three weights; empty if no such paths are known.
     """
     first = path_to_first(shape, schedules)
     if not first.backward:
@@ -160,10 +164,8 @@ def path_trips(shape: Shape, schedules: Sequence[str]) -> tuple[Path, ...]:
 
 
 def path_to_first(shape: Shape, schedules: Sequence[str]) -> Path:
-    """What the seconds of each rank weigh in the path that ends on rank 0, without its gradients.
-
-    All weights are 0 where no such path is known.
-    """
+    """Weights of the seconds of each rank in the path that ends on rank 0, without its gradients; all 0 if no such path
+    is known."""
     if shape.pp == 1 or shape.virtual > 1 or not ORDERS.issuperset(schedules):
         return Path(forward=0.0, backward=0.0, gradients=0.0)
     most = 1.0 + (shape.num_micro_batches - 1.0) / shape.pp

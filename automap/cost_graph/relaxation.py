@@ -13,8 +13,8 @@ step is not such a sum. It is bounded from below by a sum, part by part:
 - The limit on memory is relaxed by a price of each byte (Lagrange). Each unit has the recompute mode that is best at
   this price. What recomputation saves and costs is computed with every signature undecided.
 
-Every choice of tangents, lines and prices gives a lower bound. Those at the best assignment found so far are tried, one
-after the other. The minimum of the graph is bounded by message passing. Units: seconds, bytes, elements.
+Every choice of tangents, lines and prices gives a lower bound. In each round, they are taken at the best assignment
+found so far. The minimum of the graph is bounded by message passing. Units: seconds, bytes, elements.
 """
 
 from __future__ import annotations
@@ -49,45 +49,49 @@ PARAMETERS, SHARDS, REDUCED, SCATTERED, GATHERED = (
 FROZEN, FROZEN_SHARDS, GATHERED_FROZEN, UNANSWERED = (
     columns_of(UNIT_COST_DTYPE, name) for name in ("frozen", "zero_frozen", "gathered_frozen", "unanswered")
 )
-"""Columns of what is not trained: it is taken off what all parameters, or kernels, cost beside their forward pass."""
+"""Columns of parameters that are not trained and of kernels without a backward pass. They are subtracted from all
+parameters, or kernels, where these cost something besides the forward pass."""
 AGAIN, AGAIN_COMM = (columns_of(UNIT_COST_DTYPE, name) for name in ("recompute_s", "recompute_comm_s"))
-"""Columns of the device's seconds and of collectives that recomputation repeats."""
+"""Columns of the device's seconds and of collectives in recomputation."""
 BOUNDARY_BYTES, SAVED_BYTES, WORKSPACE_BYTES = columns_of(
     UNIT_COST_DTYPE, "boundary_bytes", "saved_bytes", "workspace_bytes"
 )
 FIRST_PRICE = 0.3
-"""First price of all memory that is tried, in step times (assumed)."""
+"""First price that is tried for the whole memory, in step times (assumed)."""
 DEARER = 10.0
-"""Factor from a price that leaves too little memory to the next one (assumed)."""
+"""Factor to the next price if memory is short at a price (assumed)."""
 PRICES = 8
-"""Number of prices of memory that are tried at most."""
+"""Largest number of prices of memory that are tried (assumed)."""
 ROUNDS = 8
-"""Largest number of times that tangents are taken."""
+"""Largest number of rounds in which tangents are taken (assumed)."""
 ROUNDS_AGAIN = 2
-"""The same where an assignment is known that is about the best one."""
+"""The same if the first assignment is already close to the best one."""
 FOREVER_S = 1e12
-"""Seconds that no step takes."""
+"""Seconds that are longer than any step."""
 ALL_SHARDED = 3
 """ZeRO stage under which parameters are sharded too."""
 NEAR = 1e-3
-"""Share of a price of memory within which no other one is tried."""
+"""Relative difference below which two prices of memory count as equal."""
 
 
 PRICE_OF_STATE = 0.5
-"""Price of the state of all units where types are bounded by themselves, as a multiple of the seconds of all units
-(assumed): signatures that save memory for less than this are told apart from the fastest ones."""
+"""Price of the state of all units, as a multiple of the seconds of all units, where each type is bounded separately
+(assumed). At this price, signatures that need less state are preferred to the fastest ones if they are slower by less
+than the price."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lines:
-    """The tangents and lines at which a step is bounded."""
+    """The choice of tangents and lines of one bound."""
 
     forward: Floats
-    """[types, 2] worth of a second of the device and of the host in a forward pass, one unit in the dual norm."""
+    """[types, 2] weights of a second of the device and of a second of the host in a forward pass; their dual norm is
+    1."""
     backward: Floats
-    """[types, 2] the same of the backward pass."""
+    """[types, 2] the same for the backward pass."""
     behind: float
-    """Share of the part of gradients that may hide which is taken to outlast the last backward pass, 0 to 1."""
+    """Weight of the line in which the gradients outlast the last backward pass, 0 to 1; the rest is that of the line in
+    which the backward pass hides them."""
 
 
 class Relaxation:
@@ -109,17 +113,18 @@ class Relaxation:
         ends_first: float = 0.0,
         parameter_s: float = 0.0,
     ) -> None:
-        """Gathers what the graphs share.
+        """Prepares the numbers that all graphs share.
 
         Args:
-            costs: what units cost on the stage.
-            path: what the seconds of a rank weigh.
-            state: how parameters, gradients and moments are held.
-            num_opened: units that are the first of a chunk, but for the first of all.
-            memory: of all ranks together; None: memory does not count.
-            ends_first: share of the paths that end on rank 0, which has the first unit, with its gradients; the path's
-                weight of gradients is that of any rank besides.
-            parameter_s: seconds that each parameter of the first unit costs besides.
+            space: the plan space.
+            costs: costs of units on the stage.
+            path: weights of the seconds of a rank.
+            state: ZeRO stages and gradients of the plans.
+            num_opened: number of units that are the first of a chunk, without the first unit of the model.
+            memory: memory of all ranks together; None: memory is not limited.
+            ends_first: share of the paths that end on rank 0, which has the first unit, and are followed by its
+                gradients. The path's weight of gradients is added to this for every rank.
+            parameter_s: additional seconds for each parameter of the first unit.
         """
         self._parameter_s = parameter_s
         self._state = state
@@ -127,7 +132,7 @@ class Relaxation:
         self._price_s = 0.0
         self._costs, self._path, self._zeros, self._num_opened = costs, path, state.zeros, num_opened
         stage = costs.stage
-        # A field of a record takes many times as long to read as one of an object.
+        # Fields of an object are read many times faster than those of a numpy record.
         self._settings, self._hardware = _fields(space.evaluator.settings(0)), _fields(stage.hardware)
         self._sizes, self._is_sharded = stage.axes.tolist(), stage.zero_axes.tolist()
         evaluator = space.evaluator
@@ -143,7 +148,7 @@ class Relaxation:
         self.picked: tuple[int, ...] = (0,) * len(costs.values)
 
     def bound(self, target_s: float) -> float:
-        """A lower bound on the weighted seconds of all units; work ends when it reaches `target_s`."""
+        """A lower bound on the weighted seconds of all units; the computation ends when it reaches `target_s`."""
         lines, best, before = self._first_lines(), -np.inf, list[tuple[int, ...]]()
         for _ in range(ROUNDS):
             best = max(best, self._least(lines, target_s))
@@ -161,7 +166,8 @@ class Relaxation:
         without one.
 
         Args:
-            without_s: the bound without memory, at whose lines and assignment the prices begin.
+            without_s: the bound without a limit on memory. The first price starts from its lines and assignment.
+            target_s: a bound that suffices.
         """
         best, short = without_s, self._shortage()
         low, high = (0.0, without_s, short), None
@@ -192,7 +198,7 @@ class Relaxation:
         return float(self._costs.times @ each) - self._room
 
     def _state_bytes(self) -> Floats:
-        """[columns] bytes of parameters, gradients and moments for one more of each column, at least."""
+        """[columns] lower bound on the bytes of parameters, gradients and moments for one more in each column."""
         settings = self._settings
         found = np.zeros(UNIT_COST_WIDTH)
         least = max(self._zeros)
@@ -209,17 +215,21 @@ class Relaxation:
     # -- recomputation --------------------------------------------------------------------------------------------
 
     def _again_s(self, worth: Floats) -> Floats:
-        """[types, modes] weighted seconds of recomputing a unit of each type, at least."""
+        """[types, modes] lower bound on the weighted seconds of recomputing a unit of each type.
+
+        Args:
+            worth: [types, columns] weight of each cost.
+        """
         columns = np.array([*AGAIN, *AGAIN_COMM])
         found: Floats = (self._costs.modes[..., columns] * worth[:, None, columns]).sum(axis=2)
         return found
 
     def _modes_s(self, worth: Floats) -> Floats:
-        """[types, modes] the same, and the price of what is saved then."""
+        """[types, modes] the same plus the price of the saved activations."""
         return self._again_s(worth) + self._price_s * self._in_flight * self._costs.modes[..., SAVED_BYTES]
 
     def _saved_bytes(self, lines: Lines) -> Floats:
-        """[types] bytes that a unit of each type saves for as many micro-batches as are held, in its best mode."""
+        """[types] bytes that a unit of each type saves for all micro-batches in flight, in its best mode."""
         best = self._modes_s(self._weights(lines)).argmin(axis=1)
         found: Floats = self._in_flight * self._costs.modes[np.arange(len(best)), best, SAVED_BYTES]
         return found
@@ -227,7 +237,7 @@ class Relaxation:
     # -- types by themselves --------------------------------------------------------------------------------------
 
     def undecided(self) -> Undecided:
-        """Lower bounds for all units of each type with every signature undecided; the graph has no nodes then."""
+        """Lower bounds for all units of each type with every signature undecided; then the graph has no nodes."""
         assert not self._costs.values
         lines, before, found = self._first_lines(), self._path, []
         for number in range(3):
@@ -238,11 +248,11 @@ class Relaxation:
         return Undecided(forward_s=found[0], backward_s=found[1], gradients_s=found[2], state_bytes=state_bytes)
 
     def of_types(self, plenty: float, picked: Sequence[int] | None = None) -> OfTypes:
-        """Lower bounds for all units of each type by themselves.
+        """Separate lower bounds for all units of each type.
 
         Args:
-            plenty: memory is not short if the state of all units takes no more bytes than this, whatever they save.
-            picked: an assignment that is about the best one; None: none is known.
+            plenty: bytes of state of all units up to which memory is not short, whatever activations they save.
+            picked: an assignment close to the best one; None: none is known.
         """
         lines, floor_s = self._first_lines(), np.zeros(self._costs.modes.shape[1::-1])
         of_lines: dict[float, Floats] = {}
@@ -256,7 +266,7 @@ class Relaxation:
                 break
             before.append(self.picked)
             lines = self._lines_among(before)
-        # What hides of the gradients of all types together is one of the lines for all of them.
+        # The gradients of all types together are hidden or not, so all types must use the same line.
         behind, best = max(of_lines.items(), key=lambda each: float(each[1].min(axis=0).sum()))
         lines = replace(lines, behind=behind)
         state, found = self._state_bytes(), self.picked
@@ -275,7 +285,7 @@ class Relaxation:
         return alone_s + again_s.T
 
     def _least_of_types(self, worth: Floats) -> Floats:
-        """[types] what all units of each type are worth by themselves, at least; `picked` is written."""
+        """[types] separate lower bounds on the weighted costs of all units of each type; writes `picked`."""
         constant: Floats = self._costs.times * (self._costs.bases * worth).sum(axis=1)
         if not self._costs.values:
             return constant
@@ -284,13 +294,13 @@ class Relaxation:
         return constant + np.pad(found, (0, len(constant) - len(found)))
 
     def _least(self, lines: Lines, target_s: float) -> float:
-        """A lower bound on the graph and on recomputation at some lines; `picked` is written."""
+        """A lower bound on the graph and on recomputation at some lines; writes `picked`."""
         worth = self._weights(lines)
         again_s = float(self._costs.times @ self._modes_s(worth).min(axis=1))
         return again_s + self._least_of_graph(worth, target_s - again_s)
 
     def _least_of_graph(self, worth: Floats, target_s: float) -> float:
-        """A lower bound on the graph where costs have some worth; `picked` is written."""
+        """A lower bound on the graph with the weights `worth`, [types, columns]; writes `picked`."""
         graph = self._costs.weighted(worth, num_opened=self._num_opened)
         _, self.picked, bound = candidates(graph, self.picked, min(target_s, FOREVER_S))
         if bound < target_s:
@@ -301,13 +311,13 @@ class Relaxation:
     # -- weights --------------------------------------------------------------------------------------------------
 
     def _weights(self, lines: Lines) -> Floats:
-        """[types, columns] worth of one unit of each cost."""
+        """[types, columns] weight of each cost: the least over the ZeRO stages."""
         found: Floats = np.minimum.reduce([self._weights_of(zero, lines) for zero in self._zeros])
         found[self._first_type, PARAMETERS] += self._parameter_s
         return found + self._price_s * self._state_bytes() if self._price_s else found
 
     def _weights_of(self, zero: int, lines: Lines) -> Floats:
-        """[types, columns] worth of one unit of each cost under a ZeRO stage."""
+        """[types, columns] weight of each cost under a ZeRO stage."""
         settings, path, hardware = self._settings, self._path, self._hardware
         worth = np.zeros((len(self._costs.times), UNIT_COST_WIDTH))
         hidden = settings.gradient_overlap
@@ -325,7 +335,7 @@ class Relaxation:
         worth[:, UNANSWERED] = -weight[:, 1:] * launches * hardware.host_kernel_s
         worth[:, AGAIN], worth[:, AGAIN_COMM] = worth[:, BACKWARD[0]], worth[:, BACKWARD[1]]
         shown = gradients * (1.0 - hidden) + last * hidden
-        # Of what ZeRO 2 and 3 move in every micro-batch, the part that nothing hides, without latencies.
+        # The exposed part of the traffic of ZeRO 2 and 3 in every micro-batch, without latencies.
         again = (path.backward - last) * (1.0 - hidden)
         gather = np.where(self._is_frozen, 0.0, again) + path.forward * (1.0 - settings.gather_overlap)
         for a, (size, is_sharded) in enumerate(zip(self._sizes, self._is_sharded, strict=True)):
@@ -353,9 +363,9 @@ class Relaxation:
     # -- lines ----------------------------------------------------------------------------------------------------
 
     def _first_lines(self) -> Lines:
-        """Tangents where nothing is decided, and both lines alike."""
+        """Tangents at the costs with every signature undecided, and both lines with equal weight."""
         found = self._lines_of(self._costs.bases)
-        # Without signatures no gradient is reduced, so that none outlasts a backward pass.
+        # Without signatures, no gradient is reduced, so none outlasts a backward pass.
         return replace(found, behind=0.5 if self._costs.values else 0.0)
 
     def _lines_at(self, picked: Sequence[int]) -> Lines:
@@ -365,15 +375,16 @@ class Relaxation:
     def _lines_among(self, found: Sequence[tuple[int, ...]]) -> Lines:
         """The lines at the last assignment, or at the mean of all if the last one has occurred before.
 
-        Assignments may alternate: the device is slower in one and the host in the other, and each is the best at the
-        tangents of the other. Tangents at the mean of their costs converge (fictitious play, Brown 1951).
+        Two assignments may alternate: the device is the slower part in one and the host in the other, and each is the
+        best one at the tangents of the other. Tangents at the mean of their costs converge (fictitious play, Brown
+        1951).
         """
         if found[-1] not in found[:-1]:
             return self._lines_at(found[-1])
         return self._lines_of(np.mean([self._costs.unit_costs(some) for some in found], axis=0))
 
     def _lines_of(self, costs: Floats) -> Lines:
-        """The tangents and lines where units have some costs, [types, columns]."""
+        """The tangents and lines at given costs of units, [types, columns]."""
         hardware, times = self._hardware, self._costs.times
         power = hardware.overlap_exponent
         tangents, pass_s = [], np.zeros(len(times))
@@ -403,6 +414,6 @@ def _fields(record: Record) -> Any:
 
 
 def _reduced_s(size: float, link: Record, elements: float, element_bytes: float) -> float:
-    """Least seconds of an all-reduce for each element of a gradient that has at most this number of elements."""
+    """Lower bound on the seconds of an all-reduce for each element of a gradient with at most `elements` elements."""
     most = elements * element_bytes
     return float(collective_s(ALL_REDUCE, size, link, most)) / elements if most > 0.0 else 0.0

@@ -1,8 +1,8 @@
 """A linear program that spreads units over places: which share of each type of units is at each place.
 
-A place is a rank, or a chunk of a rank, in one recompute mode. The program minimizes the seconds of a step. A row of
-the first kind says that a weighted sum of what the units take, plus a constant, is at most the step. A row of the
-second kind says that the memory of the units, plus a constant, is at most some room. Units: seconds, bytes.
+A place is a rank, or a chunk of a rank, in one recompute mode. The program minimizes the step time. Rows of the first
+kind require that a weighted sum of the seconds of the units, plus a constant, is at most the step time. Rows of the
+second kind require that the memory of the units is at most some room. Units: seconds, bytes.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import numpy as np
 from automap.arrays import Floats
 
 INFEASIBLE = 2
-"""Status of a linear program that nothing solves, see `scipy.optimize.linprog`."""
+"""Status of a linear program without a solution, see `scipy.optimize.linprog`."""
 MOST_ITERATIONS = 10_000
-"""Largest number of iterations of a program, after which it bounds nothing: rounding may make a solver go on for ever
-(assumed; the most that the programs of the tests took is 236)."""
+"""Largest number of iterations, after which a program gives no bound, since rounding errors may keep a solver from
+ending (assumed; the programs of the tests took at most 236)."""
 
 
 class SpreadProgram:
-    """Rows of the program, which are added one by one.
+    """The program, whose rows are added one by one.
 
     Attributes:
-        weights: what each tagged row weighs in the optimum that was found last: those of seconds add up to 1, a share
-            weighs seconds.
-        shares: the shares of that optimum, [places * ... * types]; none where there is no optimum.
+        weights: dual variable of each tagged row in the last optimum. Those of rows of seconds add up to 1; those of
+            rows of shares are seconds.
+        shares: the shares in that optimum, [places * ... * types]; empty if there is no optimum.
     """
 
     def __init__(self, num_types: int, scale_s: float) -> None:
@@ -32,7 +32,7 @@ class SpreadProgram:
 
         Args:
             num_types: types of units.
-            scale_s: seconds that are about those of a step.
+            scale_s: about the step time, in seconds, by which the program is scaled.
         """
         self._types, self._scale = num_types, max(scale_s, 1e-30)
         self._rows: list[Floats] = []
@@ -42,11 +42,11 @@ class SpreadProgram:
         self.shares: Floats = np.empty(0)
 
     def add_seconds(self, each_s: Floats, besides_s: float, tag: tuple[str, int, int] = ("", 0, 0)) -> None:
-        """A step is no shorter than a sum of seconds.
+        """Adds a row: the step time is at least a sum of seconds.
 
         Args:
             each_s: [places, ..., types] seconds of all units of a type at a place.
-            besides_s: seconds besides.
+            besides_s: seconds that are added to this sum.
             tag: name of the row, see `weights`.
         """
         self._tags.append(tag)
@@ -54,14 +54,20 @@ class SpreadProgram:
         self._right.append(-besides_s / self._scale)
 
     def add_room(self, each: Floats, room: float, tag: tuple[str, int, int] = ("", 0, 0)) -> None:
-        """A sum over the units, [places, ..., types], is at most so much."""
+        """Adds a row: the memory of the units is at most the room.
+
+        Args:
+            each: [places, ..., types] bytes of all units of a type at a place.
+            room: bytes.
+            tag: name of the row, see `weights`.
+        """
         scale = max(abs(room), float(np.abs(each).max()), 1e-30)
         self._tags.append(tag)
         self._rows.append(np.append(each.reshape(-1) / scale, 0.0))
         self._right.append(room / scale)
 
     def add_shares(self, bound: Floats) -> None:
-        """Each place has at least some share of each type, all ways together.
+        """Adds rows: each place has at least some share of each type, summed over the ways.
 
         Args:
             bound: [places, ways, types] the least share of each type at each place; the same for all ways.
@@ -73,7 +79,7 @@ class SpreadProgram:
             self.add_room(row, -float(places[place, 0, kind]), ("share", place, kind))
 
     def seconds(self) -> float:
-        """The least seconds of a step; infinite where no spread has enough room, 0 where the solver found nothing."""
+        """The least step time in seconds; infinite if no spread has enough room, 0 if the solver found no solution."""
         from scipy.optimize import linprog  # it takes longer to import than most programs to run
 
         upper = np.array(self._rows)
@@ -96,7 +102,7 @@ class SpreadProgram:
         if found.status == 0:
             self.shares = found.x[:-1]
             for tag, dual, row in zip(self._tags, found.ineqlin.marginals.tolist(), self._rows, strict=True):
-                # A share counts in seconds, as the rows of seconds do; its row has no other scale than 1.
+                # The dual variable of a share is converted to seconds; the largest entry of its row is 1.
                 scale = self._scale / float(np.abs(row).max()) if tag[0] == "share" else 1.0
                 self.weights[tag] = self.weights.get(tag, 0.0) - dual * scale
         # The solver is exact to about 1e-7.

@@ -1,6 +1,6 @@
-"""Lower bounds on what the stages of a family of plans cost: the units on one stage, exchanges, and memory.
+"""Lower bounds on the costs of the stages of a family of plans: units on one stage, exchanges, and memory.
 
-`automap.cost_graph.family_bounds` makes bounds of whole plans of them. Units: seconds, bytes.
+`automap.cost_graph.family_bounds` combines them into bounds of whole plans. Units: seconds, bytes.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Level(enum.Enum):
 
 
 MOST_COSTS = {Level.UNDECIDED: 8192, Level.ALONE: 1024, Level.TOGETHER: 256}
-"""Largest number of stages whose costs are kept."""
+"""Largest number of stages whose costs are cached for each level (assumed)."""
 
 
 class StageBounds:
-    """Lower bounds on what stages of a space cost; they are kept, because families share stages."""
+    """Lower bounds on the costs of the stages of a space. They are cached, since families share stages."""
 
     def __init__(self, space: PlanSpace) -> None:
         self.space = space
@@ -70,7 +70,7 @@ class StageBounds:
         plenty = room - max(*self._in_flight(family), shape.pp) * float(saved_bytes.max(axis=0).sum())
         found: list[OfTypes] = []
         for number, path in enumerate((busy, *trips)):
-            # All paths share one state, so that only those that matter most are told apart by it.
+            # All paths share the same state, so its price is computed for the most important paths alone.
             enough = plenty if shape.virtual == 1 or number < 2 else np.inf
             state = self._state_of(family)
             key = (*_key(stage), level, opened, path, state, enough)
@@ -116,7 +116,7 @@ class StageBounds:
     def _besides_trips_s(
         self, family: Family, views: Sequence[Sequence[RankBounds]], rates: Sequence[float]
     ) -> list[float]:
-        """[ranks] seconds that a path which ends on each rank takes besides units."""
+        """[ranks] seconds of the path that ends on each rank, without its units."""
         shape, settings = family.shapes[0], self.space.evaluator.settings(0)
         exchanged, (before, _, behind) = (
             self._exchanged_on_s(family, views, rates),
@@ -129,7 +129,7 @@ class StageBounds:
         ]
 
     def _besides_s(self, family: Family, views: Sequence[Sequence[RankBounds]], rates: Sequence[float]) -> list[float]:
-        """[ranks] seconds that each rank takes besides its units."""
+        """[ranks] seconds of each rank besides its units: exchanges and host overhead."""
         settings, count = self.space.evaluator.settings(0), float(family.shapes[0].num_micro_batches)
         exchanged = self._exchanged_on_s(family, views, rates)
         return [float(settings.step_s) + count * (float(settings.micro_batch_s) + each) for each in exchanged]
@@ -150,12 +150,12 @@ class StageBounds:
     # -- pipelines --------------------------------------------------------------------------------------------------
 
     def _in_flight(self, family: Family) -> list[int]:
-        """[ranks] micro-batches for which a rank keeps what its units save, at least."""
+        """[ranks] lower bound on the micro-batches in flight on each rank."""
         of_shapes = [least_in_flight(shape, self.space.schedules) for shape in family.shapes]
         return [min(each) for each in zip(*of_shapes, strict=True)]
 
     def _state_of(self, family: Family) -> State:
-        """How the plans of a family hold parameters, gradients and moments."""
+        """The `State` of the plans of a family."""
         makes = makes_gradients(family.shapes[0].num_micro_batches, self.space.evaluator.settings(0))
         return State(zeros=tuple(family.zeros), makes_gradients=bool(makes))
 
@@ -167,7 +167,7 @@ class StageBounds:
         return room / (1.0 + float(settings.unused_share))
 
     def _rates(self, shape: Shape, order: int) -> list[float]:
-        """[ranks] bytes a second from each rank to the next one, of sizes that no slot decides."""
+        """[ranks] bytes a second from each rank to the next one, for stages of the usual sizes."""
         degrees, middles = self.space.meshes.degrees, self.space.meshes.middles
         at = (order, self.space.meshes.division(shape), degrees.index(shape.tp), middles.index(shape.middle))
         first = int(self.space.arrays.usual_layouts[at]["first"])
@@ -183,7 +183,7 @@ class StageBounds:
     # -- stages and their costs -----------------------------------------------------------------------------------
 
     def _rows(self, shape: Shape) -> list[int]:
-        """The distinct stages of a shape, of sizes that no slot decides, in any order."""
+        """The distinct stages of a shape with the usual sizes, over all orders of the devices."""
         space = self.space
         orders = range(space.meshes.num_orders(shape.pp))
         return sorted({row for order in orders for row in space.usual_rows(shape, order)})
@@ -204,7 +204,7 @@ class StageBounds:
         return known[key]
 
     def _values(self, stage: Stage) -> tuple[Ints, ...]:
-        """For each group, [values, axes] its values that are legal on a stage."""
+        """For each group, [values, axes] the joint values that are legal on a stage."""
         space, found = self.space, []
         for group in range(len(space.group_rows)):
             num_values = int(space.arrays.groups[group]["num_values"])
@@ -215,9 +215,9 @@ class StageBounds:
 
 
 def least_crossing(crossing: Sequence[Floats], virtual: int) -> list[float]:
-    """[ranks] bytes that each rank sends to the next one, at least.
+    """[ranks] lower bound on the bytes that each rank sends to the next one.
 
-    Each chunk has one unit at least, so that the last unit of a chunk has at least as many units before it as there are
+    Each chunk has at least one unit. So the last unit of a chunk has at least as many units before it as there are
     chunks before, and at least as many units after it as there are chunks after.
 
     Args:
@@ -233,6 +233,6 @@ def least_crossing(crossing: Sequence[Floats], virtual: int) -> list[float]:
 
 
 def _key(stage: Stage) -> tuple[object, ...]:
-    """All that a stage consists of."""
+    """The content of a stage as a hashable key."""
     parts = (stage.axes, stage.links, stage.hardware, stage.zero_axes)
     return (*(part.tobytes() for part in parts), stage.samples)

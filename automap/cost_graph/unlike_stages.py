@@ -47,7 +47,7 @@ class RankBounds:
         paths share one state, so the first corner takes the least state of all paths.
 
         Args:
-            found: what the types take in all micro-batches, and then on each path.
+            found: bounds of the types, first for all micro-batches, and then for each path.
             saved_bytes: [modes, types] bytes that all units of a type save for one micro-batch.
             room: see `RankBounds.room`.
             crossing: see `RankBounds.crossing`.
@@ -98,8 +98,8 @@ class RankBounds:
 
         Args:
             some: the bounds of each kind.
-            weights: [kinds] weights of the mean; None: each kind weighs as much as it is fast, so that the mean differs
-                little between types of units.
+            weights: [kinds] weights of the mean; None: in proportion to the speed of each kind, so that the mean
+                differs little between types of units.
         """
         if weights is None:
             weights = np.array([1.0 / max(float(one.busy_s.min(axis=0).sum()), 1e-30) for one in some])
@@ -111,7 +111,7 @@ class RankBounds:
 
     @staticmethod
     def minimum(some: Sequence[RankBounds]) -> RankBounds:
-        """A bound that is below all of some: the least of each number, and the most room."""
+        """A bound that is below several others: the least of each number, and the most room."""
         return RankBounds(
             busy_s=np.min([one.busy_s for one in some], axis=0),
             trip_s=np.min([one.trip_s for one in some], axis=0),
@@ -134,7 +134,7 @@ class RankBounds:
 
 
 def quick_spreads(busy_s: Floats, besides_s: Floats) -> Floats:
-    """[spreads] lower bounds of spreads by fixed weights: each rank weighs as much as it is fast.
+    """[spreads] lower bounds of spreads by fixed weights: those of the ranks are in proportion to their speed.
 
     Args:
         busy_s: [spreads, ranks, types] seconds of all units of a type on each rank, see `RankBounds.busy_s`.
@@ -219,10 +219,10 @@ def fastest_spread(
     (without the last backward pass), on r those of `trip_s[1]` (with the gradients), and after r those of `trip_s[2]`.
 
     Args:
-        views: for each rank, its bounds as each kind of its devices sees them; all of them hold.
-        busy_s: [ranks] seconds that each rank takes besides its units.
-        trip_s: [ranks] seconds that the path which ends on each rank takes besides units; empty if no path counts.
-        in_flight: [ranks] micro-batches for which each rank keeps what it saves.
+        views: for each rank, its bounds for each of its kinds of devices; all of them hold.
+        busy_s: [ranks] seconds of each rank besides its units.
+        trip_s: [ranks] seconds of the path that ends on each rank besides its units; empty if no path counts.
+        in_flight: [ranks] micro-batches in flight on each rank.
         bound: see `Spreads.bound`; None: no rank must have any unit.
     """
     is_short = [[view.may_be_short(count) for view in some] for some, count in zip(views, in_flight, strict=True)]
@@ -246,7 +246,7 @@ def fastest_spread(
     if bound is not None:
         program.add_shares(np.broadcast_to(bound[:, None], nothing.shape))
     for number in range(max(map(len, views))):
-        # All ranks as one kind of devices sees them.
+        # The bounds of all ranks for one kind of devices.
         seen = [some[min(number, len(some) - 1)] for some in views]
         for last, more_s in enumerate(trip_s):
             of_ranks = [view.trip_s[(rank >= last) + (rank > last)] for rank, view in enumerate(seen)]

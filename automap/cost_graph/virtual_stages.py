@@ -1,17 +1,18 @@
 """Virtual stages: a lower bound on the step time of interleaved pipelines, by a linear program over chunks.
 
-The program spreads the units of a model over the chunks of the ranks. Its rows say that no path through the order of
-the passes is longer than the step. Micro-batches go through the chunks in groups of p, the number of ranks. With T the
-seconds of a chunk's forward and backward pass and m micro-batches, these paths are rows from the beginning, for every
-chunk c of a rank r, which has j chunks before c on r:
+The program spreads the units of a model over the chunks of the ranks. Its rows require that no path through the passes
+(`automap.cost_graph.paths`) is longer than the step. Micro-batches go through the chunks in groups of p, the number of
+ranks. T is the sum of the seconds of a chunk's forward and backward pass, and m the number of micro-batches. The first
+program has rows for these paths, for every chunk c on a rank r; j is the number of chunks of r before c:
 
 - The first micro-batch goes through all chunks before c. From then on rank r works on all m micro-batches, except for
   the work that it has done before: p passes of each of its first j chunks. The last micro-batch goes back in the same
-  way. Together: m T of the rank, less p T of its first j chunks, and T of all chunks before c.
-- The same path, where rank 0 first works on p micro-batches of its first j chunks.
+  way. The length is m T of the rank, less p T of its first j chunks, plus T of all chunks before c.
+- The same path, but rank 0 first works on p micro-batches of its first j chunks.
 
-Then rows are generated. The schedule is simulated for the spread that the program has found, and the longest path, with
-the gradients of its last rank, becomes a further row. This is repeated until no path is longer than the program says.
+Then further rows are generated. The schedule is simulated for the spread that is the optimum of the program. The
+longest path there, with the gradients of its last rank, becomes a row. This is repeated until no path is longer than
+the optimum.
 
 Every chunk has at least one unit, and holds the saved activations of p micro-batches, except for the last chunk of each
 rank. Units: seconds, bytes.
@@ -32,18 +33,19 @@ from automap.price.kernels.pipeline import run_program
 from automap.schedule import A_BEFORE, A_CHUNK, A_RANK, A_WORD, FORWARD, INTERLEAVED, arrange
 
 MOST_CHUNKS = 48
-"""Most chunks that the program tells apart (assumed); of more, those in the middle of each rank are one."""
+"""Largest number of chunks with variables of their own (assumed); with more, the middle chunks of each rank share
+theirs."""
 MOST_ROUNDS = 12
-"""Most rows of paths that are generated for one pipeline (assumed)."""
+"""Largest number of rounds in which rows are generated for one pipeline (assumed)."""
 MOST_ACTIONS = 40_000
-"""Most actions of a step whose schedule is run (assumed)."""
+"""Largest number of actions of a step whose schedule is simulated (assumed)."""
 RISE = 3e-4
-"""Share by which the program must rise in a round so that another one follows (assumed)."""
+"""Share by which the optimum must rise in a round for another round to follow (assumed)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interleaving:
-    """An interleaved pipeline, and what its units take at least."""
+    """An interleaved pipeline, with lower bounds for its units."""
 
     rank_bounds: Sequence[RankBounds]
     """[ranks] bounds of each rank. Their paths are: a forward and a backward pass of one micro-batch; the same with the
@@ -51,17 +53,17 @@ class Interleaving:
     times: Floats
     """[types] number of units of each type."""
     ends: Floats
-    """[2, types] share of each type that the first unit is, and the last one."""
+    """[2, types] the first unit, and the last one, as a share of all units of its type; 0 for other types."""
     virtual: int
     """Chunks of a rank."""
     num_micro_batches: int
     """Micro-batches of a step."""
     in_flight: Sequence[int]
-    """[ranks] micro-batches for which the last chunk of a rank saves."""
+    """[ranks] micro-batches in flight in the last chunk of each rank."""
     besides_s: Floats
-    """[2, chunks] seconds that a forward pass of a chunk takes besides its units, and a backward pass."""
+    """[2, chunks] seconds of a forward pass, and of a backward pass, of each chunk besides its units."""
     step_s: float
-    """Seconds that a step takes besides."""
+    """Seconds of a step besides its passes."""
 
     @property
     def ranks(self) -> int:
@@ -70,16 +72,19 @@ class Interleaving:
 
 
 def groups(ranks: int, virtual: int) -> list[int]:
-    """Numbers of chunks of a rank that the program takes as one, in order; the first and the last chunk are alone."""
+    """Sizes of the groups of consecutive chunks of a rank that share variables; those of its first and last chunk are
+    1."""
     alone = max(3, MOST_CHUNKS // ranks)
     return [1] * virtual if virtual <= alone else [*[1] * (alone - 2), virtual - alone + 1, 1]
 
 
 def paths(sizes: Sequence[int], ranks: int, num_micro_batches: int) -> Iterator[Floats]:
-    """[groups, ranks] how often a forward and a backward pass of each chunk are on each path.
+    """[groups, ranks] how often each path contains a forward and a backward pass of each chunk.
 
     Args:
-        sizes: chunks of each group, see `groups`; no path enters a rank after a group of several.
+        sizes: chunks of each group, see `groups`; no path enters a rank after a group with several chunks.
+        ranks: pipeline ranks.
+        num_micro_batches: micro-batches of a step.
     """
     alone = next((number for number, size in enumerate(sizes) if size > 1), len(sizes))
     for j in range(alone):
@@ -98,7 +103,7 @@ def paths(sizes: Sequence[int], ranks: int, num_micro_batches: int) -> Iterator[
 
 
 def fastest_interleaving(pipeline: Interleaving, target_s: float) -> float:
-    """A lower bound on the seconds of the pipeline: those of the fastest spread of its units over the chunks.
+    """A lower bound on the step time in seconds: that of the fastest spread of the units over the chunks.
 
     Args:
         pipeline: the pipeline.
@@ -108,7 +113,7 @@ def fastest_interleaving(pipeline: Interleaving, target_s: float) -> float:
     is_short = any(bounds.may_be_short(max(pipeline.ranks, *pipeline.in_flight)) for bounds in pipeline.rank_bounds)
     of_ranks = [np.array([bounds.busy_s for bounds in pipeline.rank_bounds])]
     of_ranks += [np.array([bounds.trip_s[path] for bounds in pipeline.rank_bounds]) for path in range(4)]
-    # Of each rank [ways, types]; if memory is not short, the fastest way alone.
+    # [ranks, ways, types]; if memory is not short, with the fastest way alone.
     busy_s, *passes_s = (seconds if is_short else seconds.min(axis=1, keepdims=True) for seconds in of_ranks)
     program = _first_program(pipeline, sizes, busy_s, np.array(passes_s), is_short=is_short)
     found_s = program.seconds()
@@ -149,7 +154,7 @@ def _first_program(
     bound[0, 0], bound[-1, -1] = pipeline.ends
     program.add_shares(bound)
     for rank, bounds in enumerate(pipeline.rank_bounds):
-        # The first micro-batch comes through the chunks before, then the rank works; its gradients are after that.
+        # The first micro-batch passes the chunks before, then the rank works, and then it reduces its gradients.
         row = nothing.copy()
         row[0, :rank] = forward_s[:rank]
         row[:, rank] = busy_s[rank]
@@ -168,7 +173,7 @@ def _first_program(
             program.add_room(row, bounds.room)
     for often in paths(sizes, pipeline.ranks, pipeline.num_micro_batches):
         row = often[..., None, None] * both_s
-        # The path ends on rank 0, whose gradients come after it.
+        # The path ends on rank 0, and is followed by its gradients.
         if often[:, 0].min() >= 1.0:
             row[:, 0] += (ended_s - both_s)[0]
         program.add_seconds(row, pipeline.step_s + float((often * besides_s).sum()))
@@ -178,16 +183,18 @@ def _first_program(
 def _longer_paths(
     pipeline: Interleaving, sizes: Sequence[int], passes_s: Floats, shares: Floats, found_s: float
 ) -> Iterator[tuple[Floats, float]]:
-    """The paths that end on each rank under some shares, with its gradients, where they take longer than `found_s`.
+    """The longest path to the end of each rank for some spread, with the rank's gradients, if it is longer than
+    `found_s`.
 
     Args:
         pipeline: the pipeline.
         sizes: chunks of each group.
         passes_s: [4, ranks, ways, types] see `Interleaving.rank_bounds`.
-        shares: [groups, ranks, ways, types] share of the units of each type that stand in each group of chunks.
+        shares: [groups, ranks, ways, types] share of the units of each type in each group of chunks.
+        found_s: seconds.
 
     Yields:
-        [groups, ranks, ways, types] seconds of all units of a type on the path, and seconds besides.
+        [groups, ranks, ways, types] seconds of all units of a type on the path, and seconds of the path besides.
     """
     both_s, ended_s, forward_s, backward_s = passes_s
     group_of, starts = np.repeat(np.arange(len(sizes)), sizes), np.cumsum([0, *sizes[:-1]])
@@ -198,12 +205,12 @@ def _longer_paths(
     behind_s = pipeline.step_s + (shares * (ended_s - both_s)).sum(axis=(0, 2, 3))
     counts = (pipeline.ranks, pipeline.virtual, pipeline.num_micro_batches)
     for last, often in _critical(*counts, seconds, found_s - behind_s):
-        # Chunks of one group are on the path as often as the one that is on it least.
+        # Chunks of a group share their count: that of the chunk which is least often on the path.
         by_chunk = often.reshape(2, pipeline.virtual, pipeline.ranks)
         there, back = (np.minimum.reduceat(some, starts, axis=0)[..., None, None] for some in by_chunk)
         together = np.minimum(there, back)
         row = together * both_s + (there - together) * forward_s + (back - together) * backward_s
-        # What gradients may hide under must be on the path.
+        # Gradients count if the backward pass that may hide them is on the path.
         if together[:, last].min() >= 1.0:
             row[:, last] += (ended_s - both_s)[last]
         yield row, float((often * pipeline.besides_s).sum())
@@ -212,14 +219,17 @@ def _longer_paths(
 def _critical(
     ranks: int, virtual: int, num_micro_batches: int, seconds: Floats, found_s: Floats
 ) -> Iterator[tuple[int, Floats]]:
-    """For each rank that ends later than found so far, how often the passes of each chunk are on the path there.
+    """For each rank that ends later than `found_s`, the path to its end.
 
     Args:
+        ranks: pipeline ranks.
+        virtual: chunks of a rank.
+        num_micro_batches: micro-batches of a step.
         seconds: [words, chunks] seconds of each pass.
-        found_s: [ranks] when each rank ends as found so far.
+        found_s: [ranks] seconds.
 
     Yields:
-        The rank and [2, chunks].
+        The rank, and [2, chunks] how often the path contains forward and backward passes of each chunk.
     """
     program, before = _program(ranks, virtual, num_micro_batches)
     times, ends = np.empty((len(program), 2)), np.empty(ranks)
@@ -239,8 +249,8 @@ def _critical(
 
 @functools.lru_cache(maxsize=16)
 def _program(ranks: int, virtual: int, num_micro_batches: int) -> tuple[Ints, Ints]:
-    """The program of an interleaved pipeline, and [actions, 2] the rows of what each action waits for: the one before
-    it on its rank, and the one on a neighbour's chunk; -1 for none."""
+    """The list of actions of an interleaved pipeline (`automap.schedule`), and [actions, 2] the rows of the two actions
+    for which each one waits: that before it on its rank, and that on the neighbouring chunk; -1 for none."""
     program = arrange(INTERLEAVED, ranks, ranks * virtual, num_micro_batches)
     before = np.full((len(program), 2), -1, dtype=np.int64)
     for rank in range(ranks):

@@ -1,12 +1,12 @@
 """Whole units: a lower bound on the time of the slowest rank, where units are not divided among ranks.
 
 The linear programs of `unlike_stages` and `virtual_stages` divide units: 33 units on 8 ranks are 4.125 for each rank.
-In a real plan some rank has 5 of them. `WholeUnits` counts the units of the repeated types: for a given time, how many
-of them fit on each rank? If not all units have a place, a step takes longer than that. The order of the units does not
-matter. Where memory is short, its limit is relaxed by a price of each byte (Lagrange): each unit has the recompute mode
-that is best at this price, and the value of the room is subtracted. This is a lower bound at any price.
+In a real plan some rank has 5 of them. `WholeUnits` counts how many units of the repeated types can run on each rank
+within a given time. If these are fewer than all units, a step takes longer than this time. The order of the units does
+not matter. Where memory is short, its limit is relaxed by a price of each byte (Lagrange): each unit has the recompute
+mode that is best at this price, and the price of the room is subtracted. This gives a lower bound at any price.
 
-If each rank has one run of units, the best cuts are found exactly (`Cuts`), with what is sent at each cut. Units:
+If each rank has one chunk, `Cuts` finds the best cuts exactly, with the bytes that are sent at each cut. Units:
 seconds, bytes.
 """
 
@@ -21,11 +21,11 @@ from automap.arrays import Floats, Ints
 from automap.cost_graph.unlike_stages import RankBounds
 
 MOST_PIPELINES = 100
-"""Pipelines whose cuts are found together, which bounds memory."""
+"""Number of pipelines whose cuts are found together, which limits memory."""
 MOST_PRICES = 6
-"""Most prices of memory that are tried (assumed)."""
+"""Largest number of prices of memory that are tried (assumed)."""
 STEPS = 8
-"""Halvings of the seconds between those that are too few and those that may not be (assumed)."""
+"""Steps of bisection between a time that is too short and one that may suffice (assumed)."""
 MOST = 2.0
 """Largest share by which the bound is raised (assumed)."""
 MORE = 1e-3
@@ -37,13 +37,13 @@ class WholeUnits:
     """A pipeline whose ranks hold whole units."""
 
     rank_bounds: Sequence[RankBounds]
-    """[ranks] what units take on each rank."""
+    """[ranks] bounds of each rank."""
     times: Floats
     """[types] number of units of each type."""
     ends: tuple[int, int]
     """Types of the first unit, which is on the first rank, and of the last one, which is on the last rank."""
     least: int
-    """Units that each rank has at least: one in each of its chunks."""
+    """Least number of units of a rank: one in each of its chunks."""
     in_flight: Sequence[int]
     """[ranks] lower bound of the micro-batches in flight on each rank."""
     besides_s: Sequence[float]
@@ -76,11 +76,12 @@ class WholeUnits:
         return known_s
 
     def _prices(self, kinds: Sequence[int]) -> Iterator[float]:
-        """Prices of a byte: none, and those at which another way is the best of a type."""
+        """Prices of a byte: 0, and those at which the best way of a type changes."""
         return _prices(self.rank_bounds, self.in_flight, kinds, len(self.rank_bounds))
 
     def _costs_s(self, price_s: float) -> tuple[Floats, Floats]:
-        """[ranks, types] seconds of a unit at least at a price of memory, and [ranks] what the room is worth."""
+        """[ranks, types] lower bound on the seconds of a unit plus the price of its memory, and [ranks] the price of
+        the room."""
         found = [
             (of_rank.busy_s + price_s * of_rank.used_bytes(in_flight)).min(axis=0)
             for of_rank, in_flight in zip(self.rank_bounds, self.in_flight, strict=True)
@@ -89,7 +90,7 @@ class WholeUnits:
         return np.array(found) / self.times, rooms_s
 
     def _fits(self, seconds: float, kinds: Sequence[int], costs_s: Floats, rooms_s: Floats) -> bool:
-        """Whether the ranks may have room for all units of the repeated types within this time."""
+        """Whether all units of the repeated types may run on the ranks within this time."""
         left_s = seconds - np.array(self.besides_s) + rooms_s
         for rank, kind in zip((0, -1), self.ends, strict=True):
             if kind not in kinds:
@@ -101,7 +102,8 @@ class WholeUnits:
         if len(kinds) == 1:
             missing = np.maximum(self.least - most[:, 0], 0.0).sum()
             return bool(missing <= singles and most[:, 0].sum() >= self.times[kinds[0]])
-        # [units of the first type, units of other types that chunks still need] most units of the second type so far.
+        # [units of the first type, units of other types that chunks still need] most units of the second type on the
+        # ranks so far.
         number = int(self.times[kinds[0]])
         placed = np.full((number + 1, singles + 1), -np.inf)
         placed[0, 0] = 0.0
@@ -121,23 +123,24 @@ class WholeUnits:
 
 @dataclass(frozen=True, kw_only=True)
 class Cuts:
-    """Pipelines whose ranks have one run of units each."""
+    """Pipelines without virtual stages: each rank has one sequence of consecutive units."""
 
     stages: Sequence[Sequence[RankBounds]]
-    """For each stage, what units take there in each of several views, all of which hold."""
+    """For each stage, its bounds for each of its kinds of devices, all of which hold."""
     units: Ints
     """[units] type of each unit, in order."""
     in_flight: Sequence[int]
-    """[ranks] micro-batches for which each rank keeps what it saves."""
+    """[ranks] micro-batches in flight on each rank."""
     besides_s: float
-    """Seconds that each rank takes besides its units and exchanges."""
+    """Seconds of each rank besides its units and exchanges."""
     send_s: float
-    """Seconds of all exchanges with the next rank besides those of their bytes."""
+    """Seconds of all exchanges with the next rank, without the time for their bytes."""
     byte_s: float
-    """Seconds of all exchanges for a byte that crosses, times the bytes a second of the link."""
+    """The time for the bytes of all exchanges is this number times the bytes that cross, over the bytes a second of the
+    link."""
 
     def bounds(self, at: Ints, rates: Floats) -> Floats:
-        """[pipelines] seconds that the rank which works longest takes at least under the best cuts.
+        """[pipelines] lower bound on the seconds of the slowest rank under the best cuts.
 
         Args:
             at: [pipelines, ranks] number of the stage of each rank.
@@ -154,12 +157,12 @@ class Cuts:
         return found
 
     def _taken_s(self, price_s: float) -> list[Floats]:
-        """[ranks][stages, units + 1, units + 1] seconds of the units from one place to another on each stage.
+        """[ranks][stages, units + 1, units + 1] seconds of the units from one cut to another on each stage.
 
-        Less the price of the room, as each unit has the price of its memory; infinite where there is no unit.
+        They include the price of the units' memory, less that of the room. They are infinite if there is no unit.
         """
         times, number = np.maximum(np.bincount(self.units), 1), len(self.units)
-        # Without a price it does not matter how many micro-batches are in flight.
+        # At price 0, the number of micro-batches in flight does not matter.
         tables: dict[int, Floats] = {}
         for in_flight in self.in_flight if price_s else self.in_flight[:1]:
             if in_flight in tables:
@@ -178,7 +181,7 @@ class Cuts:
         """[pipelines] see `bounds`."""
         ranks, places = at.shape[1], len(self.units) + 1
         crossing = np.array([np.min([view.crossing for view in some], axis=0) for some in self.stages])
-        # [pipelines, places] seconds of the longest rank so far where the ranks so far end there.
+        # [pipelines, cuts] seconds of the slowest of the first ranks if they end at each cut.
         longest = np.full((len(at), places), np.inf)
         longest[:, 0] = 0.0
         before = np.zeros((len(at), places))
@@ -197,10 +200,10 @@ class Cuts:
 def _prices(
     rank_bounds: Sequence[RankBounds], in_flight: Sequence[int], kinds: Sequence[int], ranks: int
 ) -> Iterator[float]:
-    """Prices of a byte: none, and those at which another way is the best of a type where memory may be short."""
+    """Prices of a byte: 0, and, if memory may be short, those at which the best way of a type changes."""
     yield 0.0
     found = set[float]()
-    # Ranks often share one object, which is looked at once.
+    # Ranks often share one object, which is processed once.
     distinct = {id(bounds): (bounds, count) for bounds, count in zip(rank_bounds, in_flight, strict=True)}
     for bounds, count in distinct.values():
         if bounds.may_be_short(count, 1.0 / ranks):
@@ -211,6 +214,6 @@ def _prices(
                 trades = (slower > 0.0) & (less > 0.0)
                 found.update((slower[trades] / less[trades]).tolist())
     prices = sorted(found)
-    # Some of them, evenly from the least to the dearest.
+    # At most MOST_PRICES of them, evenly from the lowest to the highest.
     some = np.unique(np.linspace(0, len(prices) - 1, MOST_PRICES).astype(np.int64)).tolist() if prices else []
     yield from (prices[number] for number in some)
