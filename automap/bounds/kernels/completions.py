@@ -29,16 +29,16 @@ from automap.space.kernels.stepper import decide, is_idle, legal_values
 from automap.space.kernels.workspace import Workspace, new_workspace, set_rows
 
 NOT_ANOTHER = -1.0
-"""In place of seconds: the completion that goes on likewise is the one that follows the known plans."""
+"""In place of seconds: the completion by `_likewise` is the same as the one that follows the known plans."""
 
 
 class Goal(NamedTuple):
-    """What the undecided slots of a plan follow."""
+    """The rule by which the undecided slots of a plan are completed."""
 
     flow: GroupFlow
     """The flow between the linkage groups of the space."""
     follows: Ints
-    """[slots] a legal plan, which they follow as far as it stays legal."""
+    """[slots] a legal plan, whose values are taken where they are legal."""
     meshes: Ints
     """[2] `Layout.hashes` of that plan."""
     asked: Mask
@@ -46,7 +46,7 @@ class Goal(NamedTuple):
     decided: int
     """Number of slots that are decided."""
     goes_on: bool
-    """Whether signatures go on as those before them do, see `_likewise`, where that is said."""
+    """Whether signatures continue those before them where `_likewise` gives a value."""
 
 
 class Scratch(NamedTuple):
@@ -54,25 +54,25 @@ class Scratch(NamedTuple):
 
     workspace: Workspace
     values: Ints2
-    """[most, slots] the completion after each legal value that follows the known plans, where it was needed."""
+    """[most, slots] for each legal value, the completion that follows the known plans, if it was computed."""
     is_written: Mask
-    """[most] whether it was."""
+    """[most] whether it was computed."""
     is_ready: Mask
-    """[1] whether the draft has what the plan at hand has decided."""
+    """[1] whether the draft contains the decisions of the present plan."""
     other: Ints
     """[slots] another completion."""
     price: Floats
     """[2] seconds and overflow of the other one."""
     hashes: Ints2
-    """[types, 2] `Draft.hashes` when a plan was priced last."""
+    """[types, 2] `Draft.hashes` of the plan that was priced last."""
     skeleton: Ints
     """[2] two hashes of the slots before the signatures."""
     has_costs: Mask
-    """[1] whether a plan with these slots was priced last."""
+    """[1] whether the plan that was priced last has the same values in these slots."""
     places: Ints
     """[values of a slot] scratch of `find_best`."""
     best: Ints
-    """[most] what `find_best` wrote."""
+    """[most] the result of `find_best`."""
 
 
 GOAL, SCRATCH = tuple_type(Goal), tuple_type(Scratch)
@@ -81,8 +81,8 @@ GOAL, SCRATCH = tuple_type(Goal), tuple_type(Scratch)
 
 @borrowing(int64(COMPILED, int64[::1], int64, int64, DRAFT), inner=True)
 def _settled(compiled, value, slot, wanted, draft):
-    """The value that a slot has where `wanted` is preferred: that one if it is legal, else whole operators, else what
-    `nearest_legal` says; as `step_many` fills in slots that are not asked."""
+    """The value of a slot if `wanted` is preferred: this one if it is legal, else the one that keeps operators whole,
+    else that of `nearest_legal`. `step_many` fills in slots that are not asked in the same way."""
     space = compiled.space
     mask = draft.mask[: legal_values(compiled, value, slot, draft)]
     if slot >= space.first.signature and not (wanted < mask.shape[0] and mask[wanted]):
@@ -92,11 +92,12 @@ def _settled(compiled, value, slot, wanted, draft):
 
 @borrowing(int64(SPACE, FLOW, int64[::1], int64), inner=True)
 def _likewise(space, flow, value, slot):
-    """The value with which a signature goes on as those before it do, or -1.
+    """The value of a signature that continues the signatures before it, or -1 if there is none.
 
-    Behind a group that splits the batch, the next group of the unit splits the batch too; where a unit has one group
-    only, that of the next unit. Otherwise a group takes its input as it is made, if it is made split and the group then
-    divides its work. The value depends on the values before it alone: whoever takes it is offered the same plan again.
+    If a group splits the batch, the next group of the unit splits the batch too; if the unit has only one group, that
+    of the next unit does. Otherwise a group takes its input in the placement in which it is made, provided that this is
+    a split and that the group then divides its work. The value depends on the values before it alone. So if it is
+    chosen, the completion stays the same at the next decision.
 
     Args:
         space: slots.
@@ -127,7 +128,7 @@ def _complete_skeleton(compiled, goal, draft, value):
 
     Args:
         compiled: whose cache is read and written.
-        goal: what the undecided slots follow.
+        goal: the rule for undecided slots.
         draft: with the layout of all decided slots but the last one.
         value: [slots] the plan; the undecided slots are written.
     """
@@ -147,13 +148,13 @@ def _complete_signatures(compiled, goal, draft, value):
 
     Args:
         compiled: whose cache is read and written.
-        goal: what the undecided slots follow.
+        goal: the rule for undecided slots.
         draft: with the layout of the plan and all decided signatures but the last one; the others are overwritten.
         value: [slots] the plan; the undecided slots are written.
     """
     space, first, num_axes = compiled.space, compiled.space.first, compiled.space.obeys.shape[0]
     follows, decided = goal.follows, goal.decided
-    # On the same meshes the signatures of a legal plan stay legal.
+    # The signatures of a legal plan are legal in every plan with the same meshes.
     hashes = draft.layout.hashes
     is_reshaped = hashes[0] != goal.meshes[0] or hashes[1] != goal.meshes[1]
     for group in range(max(0, (decided - 1 - first.signature) // num_axes), space.groups.shape[0]):
@@ -174,7 +175,7 @@ def _complete_signatures(compiled, goal, draft, value):
 
 @borrowing(void(SPACE, int64[::1], SCRATCH), inner=True)
 def _set_skeleton(space, value, scratch):
-    """Takes note of the slots of a plan, [slots], before its signatures; the layout of the draft has them already."""
+    """Prepares the workspace for the slots of a plan, [slots], before its signatures; the draft has their layout."""
     one, two = SEEDS
     for slot in range(space.first.signature):
         if slot < space.first.cut or not is_idle(space, slot, scratch.workspace.draft.layout):
@@ -187,7 +188,8 @@ def _set_skeleton(space, value, scratch):
 def _price_anew(compiled, value, scratch, out):
     """Writes seconds and overflow of a complete plan whose skeleton is set and whose signatures are picked.
 
-    Behind a plan with the same skeleton only units whose signatures changed, and those after them, are priced.
+    If the plan priced last has the same skeleton, only units whose signatures changed, and the units after them, are
+    priced.
 
     Args:
         value: [slots] the plan.
@@ -195,7 +197,7 @@ def _price_anew(compiled, value, scratch, out):
     """
     space, workspace, hashes = compiled.space, scratch.workspace, scratch.hashes
     draft = workspace.draft
-    # With unlike shares a plan is priced as every kind of device sees it.
+    # A plan with unlike shares is priced once for every kind of device, so nothing can be reused.
     if scratch.has_costs[0] and value[space.first.shares] == 0:
         for kind in range(hashes.shape[0]):
             if hashes[kind, 0] != draft.hashes[kind, 0] or hashes[kind, 1] != draft.hashes[kind, 1]:
@@ -214,7 +216,7 @@ def _price(compiled, known, value, scratch, out):
     """Writes seconds and overflow of a complete plan, [slots], whose skeleton is set and whose signatures are picked,
     into `out`, [2].
 
-    Of the completions after a decision, one or two were priced after the decision before: the cache has these.
+    One or two of the completions after a decision were priced at the decision before, and are read from the cache.
     """
     draft, cache = scratch.workspace.draft, compiled.cache
     one, two = scratch.skeleton[0], scratch.skeleton[1]
@@ -238,14 +240,19 @@ def _is_alike(one, other, begin, end):
 
 @borrowing(GOAL(EPISODES, KNOWN, int64, int64, boolean), inner=True, forceinline=True)
 def _goal(episodes, known, number, follows, goes_on):
-    """What the slots after the slot to decide follow: a known plan, or the best agreeing one where that is -1."""
+    """The rule for the slots after the slot to decide.
+
+    Args:
+        follows: number of the known plan to follow; -1: the best agreeing one.
+        goes_on: see `Goal`.
+    """
     plan, decided = follows if follows >= 0 else known.agreeing[number, 0], episodes.position[number] + 1
     return Goal(known.flow, known.values[plan], known.meshes[plan], episodes.asked[number], decided, goes_on)
 
 
 @borrowing(types.UniTuple(int64, 2)(EPISODES, KNOWN, int64, int64, int64, boolean), inner=True)
 def _hashes(episodes, known, number, place, follows, goes_on):
-    """Two hashes of all that the completion after one legal value depends on; the arguments are those of `_write`."""
+    """Two hashes of everything on which the completion after one legal value depends; arguments as for `_write`."""
     plan = follows if follows >= 0 else known.agreeing[number, 0]
     one, two = mix(episodes.hashes[number, 0], episodes.hashes[number, 1], episodes.legal[number, place])
     one, two = mix(one, two, known.hashes[plan, 0])
@@ -255,8 +262,8 @@ def _hashes(episodes, known, number, place, follows, goes_on):
 
 @borrowing(boolean(EPISODES, KNOWN, int64, int64), inner=True)
 def _is_known(episodes, known, number, follows):
-    """Whether a known plan, if `follows` is one, is itself the completion of a plan that agrees with it."""
-    # Another plan may have taken the place of one that agreed when this plan was begun.
+    """Whether the known plan `follows`, if it is not -1, is itself the completion of the plan `number`."""
+    # The agreeing plan may have been replaced by another one since this plan was begun.
     slot = episodes.position[number]
     return (
         follows >= 0 and known.is_known[number] and _is_alike(known.values[follows], episodes.values[number], 0, slot)
@@ -265,7 +272,7 @@ def _is_known(episodes, known, number, follows):
 
 @borrowing(void(COMPILED, EPISODES, int64, SCRATCH), inner=True)
 def _prepare(compiled, episodes, number, scratch):
-    """Gives the draft the layout of a plan and its decided signatures, unless it has them."""
+    """Writes the layout and the decided signatures of a plan into the draft, unless they are there."""
     space, slot, draft = compiled.space, episodes.position[number], scratch.workspace.draft
     if not scratch.is_ready[0]:
         scratch.is_ready[0] = True
@@ -278,13 +285,14 @@ def _prepare(compiled, episodes, number, scratch):
 
 @borrowing(void(COMPILED, EPISODES, KNOWN, int64, int64, boolean, SCRATCH), inner=True)
 def _write(compiled, episodes, known, number, place, goes_on, scratch):
-    """Writes the completion after one legal value into `Scratch.other` if it goes on likewise, else into
-    `Scratch.values`; the draft then has its skeleton and signatures, unless it is a known plan.
+    """Writes the completion after one legal value: into `Scratch.other` if it continues the decisions before it
+    (`_likewise`), else into `Scratch.values`. Unless it is a known plan, the draft has its skeleton and signatures
+    after that.
 
     Args:
         number: number of the plan.
         place: index of the value among the legal ones.
-        goes_on: whether it goes on as the decisions before do.
+        goes_on: whether it continues the decisions before it.
     """
     space, draft, slot = compiled.space, scratch.workspace.draft, episodes.position[number]
     follows, value = scratch.best[place], scratch.other if goes_on else scratch.values[place]
@@ -307,7 +315,7 @@ def _write(compiled, episodes, known, number, place, goes_on, scratch):
 
 @borrowing(void(KNOWN, int64, int64[::1], float64), inner=True)
 def _keep(known, number, value, seconds):
-    """Keeps a completion, [slots], as the fastest of its plan that fits."""
+    """Stores a completion, [slots], as the fastest one of its plan that fits."""
     known.best_s[number] = seconds
     for slot in range(value.shape[0]):
         known.best_values[number, slot] = value[slot]
@@ -315,7 +323,7 @@ def _keep(known, number, value, seconds):
 
 @borrowing(boolean(KNOWN, int64, float64[::1]), inner=True)
 def _is_best(known, number, price):
-    """Whether a completion with a price, [2], is the fastest of its plan that fits."""
+    """Whether a completion with this price, [2], fits and is faster than the best one of its plan so far."""
     return price[1] <= 0.0 and price[0] < known.best_s[number]
 
 
@@ -342,8 +350,8 @@ def _complete(compiled, episodes, known, number, place, scratch):
 
 @borrowing(boolean(COMPILED, EPISODES, KNOWN, int64, int64, SCRATCH), inner=True)
 def _price_likewise(compiled, episodes, known, number, place, scratch):
-    """Writes the completion that goes on likewise into `Scratch.other` and its price into `Scratch.price`; returns
-    False where it is the one that follows the known plans. The arguments are those of `_complete`."""
+    """Writes the completion by `_likewise` into `Scratch.other` and its price into `Scratch.price`; returns False if it
+    is the same as the one that follows the known plans. Arguments as for `_complete`."""
     value, other, slot = scratch.values[place], scratch.other, episodes.position[number]
     if not scratch.is_written[place]:
         _write(compiled, episodes, known, number, place, False, scratch)
@@ -356,8 +364,8 @@ def _price_likewise(compiled, episodes, known, number, place, scratch):
 
 @borrowing(void(COMPILED, EPISODES, KNOWN, int64, int64, SCRATCH), inner=True)
 def _go_on(compiled, episodes, known, number, place, scratch):
-    """Prices the completion that goes on likewise after one legal value of a signature, where it is another one than
-    that of `_complete`; it counts where it is better. The arguments are those of `_complete`."""
+    """Prices the completion by `_likewise` after one legal value of a signature, if it differs from that of
+    `_complete`, and stores its price if that is better. Arguments as for `_complete`."""
     follows, out, price = scratch.best[place], known.completed[number, place], scratch.price
     is_written, is_corrected = False, known.corrections.num_tried[0] > 0
     one, two = _hashes(episodes, known, number, place, follows, True)
@@ -391,7 +399,7 @@ def _complete_one(compiled, episodes, known, number, scratch):
         known.is_followed[number, i] = episodes.legal[number, i] == preferred
         _complete(compiled, episodes, known, number, i, scratch)
     if slot >= compiled.space.first.signature:
-        # Behind each other, plans have more in common if all of them go on likewise.
+        # These completions are priced one after another, since consecutive ones have more units in common.
         for i in range(episodes.offered[number]):
             _go_on(compiled, episodes, known, number, i, scratch)
     for i in range(episodes.offered[number]):
@@ -413,10 +421,10 @@ def step_and_complete(compiled, bounds, episodes, known, actions):
     """Takes one decision of every plan as `step_many` does, and prices completions after the values of the next one.
 
     Slots that are not asked follow the best known plan that agrees with the decisions. A plan is decided and completed
-    in the same memory before the next plan is: what is known of its units is then still at hand.
+    in the same memory before the next plan is: what is known of its units is then still in the processor's caches.
 
-    After a signature there are two completions: the rest follows the known plan, or it goes on as the decisions before
-    do (`_likewise`), and the better one counts: sharding often pays only for several operators together.
+    For a signature there are two completions: by the known plan, and by `_likewise`, which continues the decisions
+    before. The better one counts, since sharding often saves time only if several operators are sharded together.
 
     Args:
         compiled: whose cache is read and written.

@@ -1,4 +1,4 @@
-"""Corrections: how much longer plans take than their price says, by how near they are to plans that have really run."""
+"""Corrections of the price of plans by the plans that have run, see `automap.bounds.corrections`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from automap.price.kernels.array_types import Floats, Ints, Ints2, tuple_type
 
 
 class CorrectionArrays(NamedTuple):
-    """Plans that have run. All ratios of times are relative to the one that all plans share."""
+    """Plans that have run. All ratios of times are relative to the mean ratio that all plans share."""
 
     tried: Ints2
     """[room, slots] plans that have run."""
@@ -21,7 +21,7 @@ class CorrectionArrays(NamedTuple):
     log_ratio: Floats
     """[room] logarithm of measured over predicted step time of each of them."""
     weight: Floats
-    """[room] what each of them adds to the expected logarithm of a plan at distance 0."""
+    """[room] contribution of each of them to the expected logarithm of a plan at distance 0."""
     slot_weight: Floats
     """[slots] distance of two plans that differ in one slot."""
 
@@ -32,10 +32,9 @@ CORRECTIONS = tuple_type(CorrectionArrays)
 
 @borrowing(float64(CORRECTIONS, int64[::1]), inner=True)
 def correction(known, value):
-    """Factor from the price of a plan, [slots], to the step time that is expected of it; 1 where no plan has run.
+    """Expected step time of a plan, [slots], over its price; 1 while no plan has run.
 
-    A plan that has run takes what was measured. Others take what a Gaussian process with the kernel exp(-distance)
-    expects, see `automap.bounds.corrections`.
+    It is the mean of a Gaussian process with the kernel exp(-distance), see `automap.bounds.corrections`.
     """
     expected = 0.0
     for i in range(known.num_tried[0]):

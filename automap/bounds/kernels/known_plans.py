@@ -1,6 +1,6 @@
 """The best known plans, and which of them agree with the decisions of each plan that is being decided; all compiled.
 
-A decision with which no known plan agrees is left out of the comparison. Units: seconds; memory as share of capacity
+A decision with which no known plan agrees is ignored in this comparison. Units: seconds; memory as share of capacity
 (overflow).
 """
 
@@ -22,12 +22,12 @@ from automap.space.kernels.layout import LAYOUT, decide_stages, new_layout
 from automap.space.kernels.records import SPACE
 
 MISFIT = 1.0
-"""By how much a plan that does not fit is worth less than a good plan, at least: a logarithm of a ratio of step times.
-Assumed, as the next two: these are far more than good plans differ by."""
+"""Least penalty of a plan that does not fit: the logarithm of the factor by which its step time counts as longer than
+that of a good plan. Assumed, as the next two; they are much larger than the differences between good plans."""
 PER_OVERFLOW = 2.0
-"""How much less it is worth for each share of a device's memory that is missing (assumed)."""
+"""Further penalty for each missing share of a device's memory, 1 being the whole memory (assumed)."""
 MOST_PER_OVERFLOW = 2.0
-"""The most that this amounts to (assumed)."""
+"""Largest value of this further penalty (assumed)."""
 
 
 class KnownArrays(NamedTuple):
@@ -36,11 +36,11 @@ class KnownArrays(NamedTuple):
     flow: GroupFlow
     """The flow between the linkage groups of the space."""
     corrections: CorrectionArrays
-    """What real runs say about the price; all seconds below are corrected by it."""
+    """Corrections of the price by real runs; they are part of all seconds below."""
     values: Ints2
     """[room, slots] known plans."""
     columns: Ints2
-    """[slots, room] the same: to compare plans with a decision is to read one row."""
+    """[slots, room] the same transposed, so that the comparison with one decision reads one row."""
     meshes: Ints2
     """[room, 2] `Layout.hashes` of each known plan."""
     hashes: Ints2
@@ -52,21 +52,21 @@ class KnownArrays(NamedTuple):
     num_known: Ints
     """[1] number of known plans."""
     leads: Ints
-    """[episodes] number of the known plan that a plan follows first of all from its beginning, or -1: the best one."""
+    """[episodes] number of the known plan that each plan follows first; -1: the best one."""
     agreeing: Ints2
     """[episodes, room] numbers of the known plans that agree with the decisions of each plan, the best first."""
     num_agreeing: Ints
-    """[episodes] how many there are; at least one."""
+    """[episodes] number of agreeing plans; at least one."""
     compared: Ints
     """[episodes] number of slots that have been compared."""
     is_known: Mask
-    """[episodes] whether no decision was passed over: the completion of the plan is then a known plan."""
+    """[episodes] whether no decision was ignored; the completion of the plan is then a known plan."""
     completed: Floats3
     """[episodes, most, 2] seconds and overflow of the completion after each legal value of the slot to decide."""
     worth: Floats2
-    """[episodes, most] step time as which each of them is rewarded, see `worth`."""
+    """[episodes, most] step time of each completion with the penalty of `worth`."""
     least: Floats
-    """[episodes] the least of `worth`."""
+    """[episodes] the least of these."""
     is_followed: Mask2
     """[episodes, most] whether each legal value is that of the best agreeing plan."""
     best_values: Ints2
@@ -74,7 +74,7 @@ class KnownArrays(NamedTuple):
     best_s: Floats
     """[episodes] its step time in seconds; infinity where none fits."""
     priced: Ints
-    """[1] number of completions that have been priced, those that were priced before included."""
+    """[1] number of completions that have been priced, including repeated ones."""
     reference_s: float
     """Step time of a good plan, in seconds."""
 
@@ -85,7 +85,7 @@ KNOWN = tuple_type(KnownArrays)
 
 @borrowing(float64(float64, float64, float64), inner=True)
 def worth(seconds, overflow, reference_s):
-    """Step time as which a plan is rewarded: its own, or more than that of any good plan if it does not fit."""
+    """Step time of a plan with a penalty if it does not fit, see `MISFIT`: then it is above that of all good plans."""
     if overflow <= 0.0:
         return seconds
     penalty = MISFIT + min(PER_OVERFLOW * overflow, MOST_PER_OVERFLOW)
@@ -94,7 +94,7 @@ def worth(seconds, overflow, reference_s):
 
 @kernel(void(float64[:, ::1], float64, float64[::1]))
 def worth_many(prices, reference_s, out):
-    """Step times as which plans are rewarded.
+    """Writes the `worth` of many plans.
 
     Args:
         prices: [n, 2] seconds of a step and overflow of memory.
@@ -125,7 +125,7 @@ def hash_plans(space, values, meshes, hashes):
 
 @borrowing(void(KNOWN, int64, int64, int64), inner=True)
 def _agree(known, number, slot, value):
-    """Keeps those of the agreeing plans that have a value in a slot; where none has, all stay."""
+    """Keeps the agreeing plans that have a value in a slot; if none has it, keeps all."""
     agreeing, column, kept = known.agreeing[number], known.columns[slot], 0
     for i in range(known.num_agreeing[number]):
         plan = agreeing[i]
@@ -140,7 +140,7 @@ def _agree(known, number, slot, value):
 
 @borrowing(void(EPISODES, KNOWN, int64), inner=True)
 def compare(episodes, known, number):
-    """Compares the known plans with all slots that are decided."""
+    """Updates the known plans that agree with a plan by the slots decided since the last call."""
     for slot in range(known.compared[number], episodes.position[number]):
         _agree(known, number, slot, episodes.values[number, slot])
     known.compared[number] = max(known.compared[number], episodes.position[number])
@@ -148,7 +148,7 @@ def compare(episodes, known, number):
 
 @borrowing(void(EPISODES, KNOWN, int64, int64[::1], int64[::1]), inner=True)
 def find_best(episodes, known, number, places, best):
-    """Writes the best agreeing plan that has each legal value of the slot to decide, or -1 where none has it.
+    """Writes, for each legal value of the slot to decide, the best agreeing plan with this value, or -1.
 
     Args:
         places: [values of a slot] scratch, -1 between calls.
@@ -173,7 +173,7 @@ def find_best(episodes, known, number, places, best):
 
 @borrowing(void(KNOWN, int64), inner=True)
 def _follow_first(known, number):
-    """Puts the plan that leads before the others."""
+    """Moves the plan that `leads` names to the front of the agreeing plans."""
     lead, agreeing = known.leads[number], known.agreeing[number]
     for i in range(known.num_known[0]):
         if agreeing[i] == lead:

@@ -1,10 +1,14 @@
-"""Many plans that are decided side by side, each with lower bounds for every legal value of its next decision.
+"""Many plans that are decided at the same time, each with lower bounds for every legal value of its next decision.
 
-All bounds are admissible: no completion is faster or smaller. There are three kinds. Once the shape is decided, they
-come from a tree over shapes, and do not change while schedule, order and devices of the stages are decided. While the
-cuts are decided, they come from the least costs of units on the ranks. After that they come from the rows of
-`Workspace`, where undecided recomputation, ZeRO stages and signatures have their least cost. Units: seconds; memory as
-share of capacity (overflow).
+All bounds are admissible: no completion is faster or needs less memory. There are three kinds of bounds, by the slot
+that is decided:
+
+- *Shape*: they come from a tree over shapes. They stay the same while schedule, order and devices are decided.
+- *Cuts*: they come from the least costs of units on the ranks.
+- *Recomputation, ZeRO stage and signatures*: they come from the rows of `Workspace`, priced with the least cost of all
+  undecided slots.
+
+Units: seconds; memory as share of capacity (overflow).
 """
 
 from __future__ import annotations
@@ -33,18 +37,19 @@ from automap.space.kernels.workspace import WORKSPACE, new_workspace, set_rows
 BEGIN, WAIT = -1, -2
 """Actions that decide nothing: begin a new plan; leave the plan as it is."""
 STALE, PRICE = -1, -2
-"""In place of a next value, in hashes under which bounds are remembered: none is decided; no slot is left."""
+"""In place of the next value in hashes of cached bounds. STALE: no next value is decided; PRICE: all slots are."""
 FEWEST_CUTS = 8
-"""Number of ends that are offered for a chunk at least, if it has that many, however long the pipeline is."""
+"""Least number of ends that are offered for a chunk, if it has so many legal ones, in pipelines of any length
+(assumed)."""
 
 
 class LowerBounds(NamedTuple):
     """Bounds of a space before any signature is decided."""
 
     nodes: Floats2
-    """[nodes of `SpaceArrays.shape_nodes`, 2] seconds and overflow that no plan after a node goes below."""
+    """[nodes of `SpaceArrays.shape_nodes`, 2] lower bounds on seconds and overflow of all plans below a node."""
     shapes: Ints
-    """[shapes] row of the tables of units for stages whose sizes no slot decides."""
+    """[shapes] row of the tables of units for stages of the usual sizes, which no slot decides."""
     unlike: Ints2
     """[distinct stages, values of the slot `micro_batches`] row of the tables of units for stages of unlike size, or
     -1."""
@@ -55,7 +60,7 @@ class LowerBounds(NamedTuple):
     gradients: Floats2
     """[rows, units + 1] bytes of the gradients among them."""
     saved: Floats2
-    """[rows, units + 1] least bytes that a micro-batch leaves for its backward pass in all units before each."""
+    """[rows, units + 1] least bytes that a micro-batch saves for its backward pass in all units before each."""
     sent: Floats2
     """[rows, units + 1] least bytes of the tensor that crosses after this many units."""
     shared_bytes: float
@@ -65,7 +70,7 @@ class LowerBounds(NamedTuple):
 
 
 class EpisodeArrays(NamedTuple):
-    """Plans being decided. Rows about a complete plan are as its last decision left them."""
+    """Plans being decided. After its last decision, the rows of a plan stay as they are."""
 
     values: Ints2
     """[episodes, slots] values, decided before `position`."""
@@ -76,22 +81,23 @@ class EpisodeArrays(NamedTuple):
     asks: Ints
     """[episodes] hash of `asked` when the plan was begun."""
     bound: Floats2
-    """[episodes, 2] seconds and overflow that no completion is below; of a complete plan its price."""
+    """[episodes, 2] lower bounds on seconds and overflow of all completions; the price of a complete plan."""
     legal: Ints2
     """[episodes, most] legal values of the slot to decide, ascending."""
     offered: Ints
-    """[episodes] how many there are."""
+    """[episodes] number of these values."""
     action_bounds: Floats3
-    """[episodes, most, 2] seconds and overflow after each legal value."""
+    """[episodes, most, 2] lower bounds on seconds and overflow after each legal value."""
     preferred: Ints2
-    """[episodes, slots] values of slots that are not asked."""
+    """[episodes, slots] preferred values of slots that are not asked."""
     asked: Mask2
-    """[episodes, slots] which are decided one by one; the others take what is preferred."""
+    """[episodes, slots] whether the slot is decided by an action; all other slots take their preferred values."""
     num_cuts: int
-    """Number of cuts that are offered along a pipeline: each end of a chunk has a share of them, the most even ones."""
+    """Number of cuts that are offered along a pipeline. They are divided among the ends of chunks, each of which is
+    offered the most even ones."""
     free_ranks: int
-    """Ranks of the longest pipeline whose ranks are all free. On longer ones a rank, but for the last one, recomputes
-    no more than the one before it."""
+    """Ranks of the longest pipeline in which each rank may have any level of recomputation. In longer pipelines a rank,
+    except for the last one, recomputes no more than the one before it."""
 
 
 LOWER_BOUNDS = tuple_type(LowerBounds)
@@ -102,7 +108,7 @@ EPISODES = tuple_type(EpisodeArrays)
 
 @borrowing(void(float64[::1], float64, float64), inner=True)
 def _tighten(bound, seconds, over):
-    """A later, sharper family of bounds never loosens what is known already."""
+    """Raises a bound, [2], to new seconds and overflow where these are higher."""
     bound[0] = max(bound[0], seconds)
     bound[1] = max(bound[1], over)
 
@@ -120,14 +126,15 @@ def _find_least(space, bounds, value, workspace):
 
 @borrowing(float64(SPACE, LOWER_BOUNDS, WORKSPACE, int64), inner=True)
 def _pipeline_bound(space, bounds, workspace, known):
-    """Seconds of a step in which the first `known` chunks, whose ends are decided, keep their ranks busy.
+    """Lower bound on the seconds of a step from the first `known` chunks, whose ends are decided.
 
-    A rank waits for one pass through the chunks before its first one, then works on all micro-batches.
+    A rank waits while one micro-batch passes through the chunks before its first one, and then works on all
+    micro-batches.
     """
     layout, settings = workspace.draft.layout, workspace.settings[0]
     frame = layout.frame[0]
     ranks, count = frame.num_ranks, frame.num_micro_batches
-    # Gradients of weights may fill the pipeline.
+    # Ranks may compute gradients of weights while they wait.
     is_filled = frame.schedule in (ZB1P, ZB2P)
     busy, before = workspace.step.busy[:ranks], workspace.step.ends[:ranks]
     busy[:] = 0.0
@@ -157,7 +164,7 @@ def _pipeline_bound(space, bounds, workspace, known):
 
 @borrowing(float64(SPACE, LOWER_BOUNDS, WORKSPACE, int64), inner=True)
 def _memory_bound(space, bounds, workspace, chunk):
-    """Share of its memory by which a device that holds the units of a chunk overflows at least."""
+    """Lower bound on the overflow of a device that holds the units of a chunk."""
     layout = workspace.draft.layout
     frame = layout.frame[0]
     start, end = layout.ends[chunk - 1] if chunk > 0 else 0, layout.ends[chunk]
@@ -167,7 +174,7 @@ def _memory_bound(space, bounds, workspace, chunk):
     used = max(0.0, bounds.states[row, end] - bounds.states[row, start] - bounds.shared_bytes)
     saved = waiting * (bounds.saved[row, end] - bounds.saved[row, start])
     if makes_gradients(frame.num_micro_batches, workspace.settings[0]):
-        # Either all is saved and no gradient made, or the other way round.
+        # At its fullest moment, a rank has at least the saved activations or the gradients of each unit.
         saved = max(0.0, saved - (bounds.gradients[row, end] - bounds.gradients[row, start]))
     used = (1.0 + workspace.settings[0].unused_share) * (used + saved) + bounds.reserved_bytes
     return used / max(1.0, space.capacity[layout.stages[rank]]) - 1.0
@@ -175,8 +182,8 @@ def _memory_bound(space, bounds, workspace, chunk):
 
 @borrowing(void(LOWER_BOUNDS, WORKSPACE, int64), inner=True)
 def _find_rest(bounds, workspace, first):
-    """Writes `Workspace.rest`: least seconds of a micro-batch on each of the ranks from `first` on, which share all
-    units after each."""
+    """Writes `Workspace.rest`: for each unit, least seconds of a micro-batch in all units after it, divided evenly
+    among the ranks from `first` on."""
     rest, layout = workspace.rest, workspace.draft.layout
     num_ranks = layout.frame[0].num_ranks
     devices = 0
@@ -194,7 +201,7 @@ def _find_rest(bounds, workspace, first):
 
 @borrowing(int64(COMPILED, EPISODES, int64, int64, DRAFT), inner=True)
 def _offer(compiled, episodes, number, slot, draft):
-    """Writes the values of a slot that may be chosen into `episodes.legal`; returns how many there are."""
+    """Writes the legal values of a slot that are offered into `episodes.legal`; returns how many there are."""
     space, value, legal = compiled.space, episodes.values[number], episodes.legal[number]
     mask, num_ranks = draft.mask, draft.layout.frame[0].num_ranks
     num_values = legal_values(compiled, value, slot, draft)
@@ -216,7 +223,7 @@ def _offer(compiled, episodes, number, slot, draft):
 
 @borrowing(void(SPACE, LOWER_BOUNDS, int64, int64, WORKSPACE, float64[::1]), inner=True)
 def _look_at_cut(space, bounds, slot, cut, workspace, out):
-    """Bounds what follows one end of a chunk, value `cut` of a slot; writes seconds and overflow, [2], into `out`."""
+    """Writes lower bounds on seconds and overflow after one end of a chunk, value `cut` of a slot, into `out`, [2]."""
     layout = workspace.draft.layout
     chunk, num_chunks = slot - space.first.cut, layout.frame[0].num_chunks
     start, low, high = cut_window(space, chunk, layout)
@@ -234,11 +241,12 @@ def _look_at_cut(space, bounds, slot, cut, workspace, out):
 
 @borrowing(void(COMPILED, int64[::1], int64, int64, WORKSPACE, float64[::1]), inner=True)
 def _look_at_level(compiled, value, slot, level, workspace, out):
-    """Bounds what follows a level of recomputation of a rank: the levels of ranks after it and ZeRO at their best.
+    """Writes lower bounds after a level of recomputation of a rank, over all levels of later ranks and ZeRO stages.
 
     Args:
         value: [slots], those before `slot` are decided; the others are scratch.
-        workspace: with the signatures that are known.
+        level: the level.
+        workspace: with the forced signatures, see `_prepare`.
         out: [2] seconds, overflow; written.
     """
     space, frame = compiled.space, workspace.draft.layout.frame[0]
@@ -285,7 +293,7 @@ def _prepare(compiled, bounds, value, slot, workspace):
 
 @borrowing(void(COMPILED, LOWER_BOUNDS, int64[::1], int64, int64, WORKSPACE, float64[::1]), inner=True)
 def _look_behind(compiled, bounds, value, slot, chosen, workspace, out):
-    """Bounds what follows one value of a slot; the workspace is prepared.
+    """Writes lower bounds after one value of a slot; the workspace must be prepared by `_prepare`.
 
     Args:
         value: [slots], those before `slot` are decided; the others are scratch.
@@ -309,8 +317,13 @@ def _look_behind(compiled, bounds, value, slot, chosen, workspace, out):
 
 @borrowing(void(COMPILED, LOWER_BOUNDS, EPISODES, int64, int64, boolean, WORKSPACE), inner=True)
 def _look(compiled, bounds, episodes, number, slot, is_ready, workspace):
-    """Writes the bounds after the legal values of a slot into `episodes.action_bounds`; `is_ready` says whether the
-    workspace is prepared, see `_prepare`."""
+    """Writes the bounds after each legal value of a slot into `episodes.action_bounds`.
+
+    Args:
+        number: number of the plan.
+        slot: the slot.
+        is_ready: whether the workspace is prepared, see `_prepare`.
+    """
     space, first, value = compiled.space, compiled.space.first, episodes.values[number]
     legal, ahead, bound = episodes.legal[number], episodes.action_bounds[number], episodes.bound[number]
     count, hashes = episodes.offered[number], episodes.hashes[number]
@@ -330,7 +343,7 @@ def _look(compiled, bounds, episodes, number, slot, is_ready, workspace):
                 _look_behind(compiled, bounds, value, slot, legal[i], workspace, ahead[i])
                 remember(compiled.cache, one, two, ahead[i])
     else:
-        # Nothing sharper is known after the other kinds.
+        # For all other kinds of decisions there is no sharper bound.
         for i in range(count):
             ahead[i, 0], ahead[i, 1] = bound[0], bound[1]
     for i in range(count):
@@ -339,7 +352,7 @@ def _look(compiled, bounds, episodes, number, slot, is_ready, workspace):
 
 @borrowing(void(SPACE, LOWER_BOUNDS, EPISODES, int64, int64), inner=True)
 def _accept(space, bounds, episodes, number, picked):
-    """Decides the next slot; after a shape's values the bound is that of the node where they lead."""
+    """Decides the next slot; for a slot of the shape, also raises the bound to that of the node of the shape tree."""
     slot, hashes = episodes.position[number], episodes.hashes[number]
     episodes.values[number, slot] = picked
     episodes.position[number] = slot + 1
@@ -351,8 +364,8 @@ def _accept(space, bounds, episodes, number, picked):
 
 @borrowing(int64(SPACE, EPISODES, int64, int64, int64), inner=True)
 def _unasked(space, episodes, number, slot, count):
-    """The value of a slot that is not asked: what is preferred, else whole operators or the nearest level of
-    recomputation, else the first legal one."""
+    """The value of a slot that is not asked: the preferred one if it is legal, else the one that keeps operators whole
+    or the nearest level of recomputation, else the first legal one."""
     legal, wanted = episodes.legal[number], episodes.preferred[number, slot]
     is_level = space.first.recompute <= slot < space.first.zero
     whole = -1
@@ -362,7 +375,7 @@ def _unasked(space, episodes, number, slot, count):
     for i in range(count):
         if legal[i] == wanted:
             return legal[i]
-        # Of two levels that are equally near the heavier one comes last, see `nearest_legal`.
+        # Of two levels at equal distance the heavier one is taken, which comes later; see `nearest_legal`.
         if legal[i] == whole or (is_level and abs(legal[i] - wanted) <= abs(found - wanted)):
             found = legal[i]
     return found
@@ -370,7 +383,7 @@ def _unasked(space, episodes, number, slot, count):
 
 @borrowing(boolean(SPACE, LOWER_BOUNDS, EPISODES, int64, int64), inner=True)
 def _take(space, bounds, episodes, number, action):
-    """Takes an action; returns whether the plan goes on."""
+    """Takes an action; returns whether the plan must be advanced."""
     bound = episodes.bound[number]
     if action == BEGIN:
         hashes, asked = episodes.hashes[number], episodes.asked[number]
@@ -393,15 +406,15 @@ def _take(space, bounds, episodes, number, action):
 
 @borrowing(void(COMPILED, LOWER_BOUNDS, EPISODES, int64, int64, WORKSPACE), inner=True)
 def step_one(compiled, bounds, episodes, number, action, workspace):
-    """Takes one action of `step_many` for the plan with a number, fills in what is forced or not asked after it, and
-    looks at the values of the first slot that is asked."""
+    """Takes one action of `step_many` for one plan, fills in slots with one legal value and slots that are not asked,
+    then bounds the values of the next slot."""
     if not _take(compiled.space, bounds, episodes, number, action):
         return
     space, value, bound = compiled.space, episodes.values[number], episodes.bound[number]
     first, hashes = space.first, episodes.hashes[number]
     begin = episodes.position[number]
     decide_stages(space, value, begin, workspace.draft.layout)
-    # What is legal for a signature depends on those of its own group alone.
+    # The legal signatures of a group depend on those of the same group on other axes alone.
     for slot in range(begin - max(0, begin - first.signature) % space.obeys.shape[0], begin):
         decide(space, value, slot, workspace.draft)
     is_ready, is_stale = False, False
@@ -440,7 +453,7 @@ def _step_all(compiled, bounds, episodes, actions, workspace):
 
 @kernel(void(COMPILED, LOWER_BOUNDS, EPISODES, int64[::1]))
 def step_many(compiled, bounds, episodes, actions):
-    """Takes one decision of every plan, fills in what is forced or not asked after it, and looks ahead.
+    """Takes one action for every plan, fills in slots that are forced or not asked, and bounds the next decision.
 
     Args:
         compiled: whose cache is read and written.

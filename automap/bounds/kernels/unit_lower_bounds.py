@@ -1,4 +1,4 @@
-"""The least that units cost on a rank, whatever their undecided signatures; all compiled. Units: seconds, bytes."""
+"""Lower bounds on the costs of units on a rank for all undecided signatures; all compiled. Units: seconds, bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from automap.space.kernels.workspace import WORKSPACE, new_workspace
 
 @borrowing(void(COMPILED, DRAFT), inner=True)
 def pick_forced(compiled, draft):
-    """Picks the signatures that the meshes of the draft's layout leave no choice of; the others are undecided."""
+    """Picks the forced signatures: of which the meshes of the draft's layout allow only one; leaves others undecided."""
     space, num_axes = compiled.space, draft.picked.shape[1]
     for group in range(space.groups.shape[0]):
         for axis in range(num_axes):
@@ -53,7 +53,7 @@ def _force(compiled, settings, out, draft):
 
 @kernel(void(COMPILED, int64[:, ::1], int64[:, :, ::1]))
 def forced_signatures(compiled, settings, out):
-    """Signatures that the mesh of a stage leaves no choice of.
+    """Writes the forced signatures: of which the mesh of a stage allows only one.
 
     Args:
         settings: [settings, 2] row among the distinct stages, samples of a micro-batch.
@@ -63,14 +63,14 @@ def forced_signatures(compiled, settings, out):
 
 
 class UnitBounds(NamedTuple):
-    """The least that units of each type cost on one rank, by setting: a stage, and samples of a micro-batch there."""
+    """Lower bounds on the costs of units of each type on one rank, by setting: a stage and samples of a micro-batch."""
 
     work_s: Floats2
-    """[settings, types] seconds of a micro-batch where nothing is computed again."""
+    """[settings, types] seconds of a micro-batch without recomputation."""
     again_s: Floats2
-    """[settings, types] seconds of a micro-batch where all is computed again."""
+    """[settings, types] seconds of a micro-batch if the unit is recomputed as a whole."""
     state_bytes: Floats2
-    """[settings, types] bytes of parameters, gradients and moments under the ZeRO stage that leaves least."""
+    """[settings, types] bytes of parameters, gradients and moments under the ZeRO stage that needs least."""
     gradient_bytes: Floats2
     """[settings, types] bytes of the gradients among them."""
     saved_bytes: Floats2
@@ -128,12 +128,13 @@ def _least_of_units(compiled, settings, picked, again, out, workspace, costs):
 
 @kernel(void(COMPILED, int64[:, ::1], int64[:, :, ::1], int64, UNIT_BOUNDS))
 def unit_lower_bounds(compiled, settings, picked, again, out):
-    """The least that units of each type cost on one rank, whatever their signatures.
+    """Writes lower bounds on the costs of units of each type on one rank.
 
     Args:
         settings: [settings, 2] row among the distinct stages, samples of a micro-batch.
-        picked: [settings, groups, axes] values of signatures that are known, -1 of others.
-        again: recompute mode that runs whole units again.
+        picked: [settings, groups, axes] values of decided signatures; -1 of undecided ones.
+        again: recompute mode that recomputes whole units.
+        out: written.
     """
     space, workspace = compiled.space, new_workspace(compiled)
     workspace.incoming[:] = UNKNOWN
