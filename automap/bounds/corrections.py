@@ -1,10 +1,10 @@
 """Corrections of the price by real runs on this host: a regression over the plans that have run.
 
-The logarithm of measured over predicted step time is a Gaussian process: a mean that all plans share, and deviations
-that are alike for plans that are alike. Its standard deviation is the error band of the price. Its kernel falls with
-exp(-distance), where the distance of two plans counts the kinds of decisions in which they differ (of a kind with
-several slots: the share of these), decisions about the mesh most. See chapter 2 of Rasmussen and Williams, Gaussian
-Processes for Machine Learning. Units: seconds.
+The logarithm of measured over predicted step time is modelled as a Gaussian process: a mean that all plans share, and
+deviations that are similar for similar plans. Its standard deviation is the error band of the price. Its kernel is
+exp(-distance). The distance of two plans is a sum over the kinds of decisions in which they differ, with the largest
+weights for decisions about the mesh; a kind with several slots counts by the share of slots that differ. See chapter 2
+of Rasmussen and Williams, Gaussian Processes for Machine Learning. Units: seconds.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ NOISE = 0.05
 MESH_KINDS = ("pp", "tp", "middle")
 """Kinds of decisions about the mesh."""
 OF_MESH = 1.0
-"""Distance of plans that differ in one of these (assumed): what the price is wrong about, such as a collective or a
-bubble, is much the same on one mesh."""
+"""Distance of plans that differ in one of these (assumed). It is large because errors of the price, such as those of a
+collective or of a bubble, are similar for plans on the same mesh."""
 OF_OTHERS = 0.25
 """Distance of plans that differ in one other decision (assumed)."""
 MOST = 64
@@ -34,10 +34,10 @@ MOST = 64
 
 
 class Corrections:
-    """What real runs say about the price of a space.
+    """The corrections of a space.
 
     Attributes:
-        arrays: what the kernels read.
+        arrays: the corrections in the form that kernels read.
         common: logarithm of measured over predicted step time that all plans share; 0 while nothing was measured.
     """
 
@@ -57,7 +57,7 @@ class Corrections:
 
     @functools.cached_property
     def spread(self) -> float:
-        """Standard deviation of the logarithm of measured over predicted step time, where nothing is near."""
+        """Standard deviation of the logarithm of measured over predicted step time, for a plan unlike all that ran."""
         # Computed on first use: it takes some milliseconds for a large model, and is needed only after a measurement.
         return max(NOISE, error_band(self._problem))
 
@@ -65,12 +65,12 @@ class Corrections:
         """Adds a plan that has run.
 
         Args:
-            values: [slots] the plan; None where it is not in the space, and then tells only what all plans share.
-            ratio: measured over predicted step time; None where the run failed. Plans near to it are then expected to
-                take longer, as plans that do not fit into memory are rewarded.
+            values: [slots] the plan; None if it is not in the space, and then it corrects only the common mean.
+            ratio: measured over predicted step time; None if the run failed. Similar plans are then expected to take
+                longer, by the same factor as for plans that do not fit into memory.
         """
         arrays, count = self.arrays, len(self._measured) + 1
-        # A number that no plan has in any slot is far from all of them.
+        # A value that no plan has in any slot is far from all plans.
         arrays.tried[count - 1] = -count if values is None else values
         arrays.num_tried[0] = count
         self._measured.append(None if ratio is None else float(np.log(ratio)))
@@ -87,13 +87,13 @@ class Corrections:
         arrays.weight[:count] = self._inverse @ apart
 
     def factors(self, values: Ints) -> Floats:
-        """[n] step time expected of each plan, [n, slots], over its price, without the factor that all plans share."""
+        """[n] expected step time of each plan, [n, slots], over its price, without the factor that all plans share."""
         found = np.empty(len(values))
         correction_many(self.arrays, np.ascontiguousarray(values, dtype=np.int64), found)
         return found
 
     def uncertainty(self, values: Ints) -> Floats:
-        """[n] standard deviation of the logarithm of the step time expected of each plan, [n, slots]."""
+        """[n] standard deviation of the logarithm of the expected step time of each plan, [n, slots]."""
         likeness = self._likeness(values)
         explained = np.einsum("ni,ij,nj->n", likeness, self._inverse, likeness)
         found: Floats = self.spread * np.sqrt(np.maximum(0.0, 1.0 - explained))
@@ -101,7 +101,7 @@ class Corrections:
 
     @property
     def least_factor(self) -> float:
-        """Factor below which no step time over price is expected of any plan, without the factor that all share."""
+        """Lower bound on `factors` of any plan."""
         lowest = float(self.arrays.log_ratio[: len(self._measured)].min(initial=0.0))
         return float(np.exp(lowest - self.spread))
 

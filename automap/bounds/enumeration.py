@@ -2,8 +2,7 @@
 
 A *beginning* is a plan of which only the first slots are decided. `extend` gives every legal continuation of many
 beginnings by one decision, and `bounded` the lower bounds of each. Legal values come from `PlanSpace.legal`, which is
-called once for all beginnings that agree in everything that the values depend on. Units: seconds; memory as share of
-capacity (overflow).
+called once for all beginnings that have equal legal values. Units: seconds; memory as share of capacity (overflow).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from automap.schedule import SPLIT_KINDS
 from automap.space.space import PlanSpace, Slot
 
 LISTED = 4096
-"""About how many plans `plans` lists at a time (assumed)."""
+"""Approximate number of plans that `plans` lists at a time (assumed)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,11 +29,12 @@ class Beginnings:
     values: Ints
     """[n, decided slots] values."""
     ends: Ints
-    """[n, decided cuts] units before the end of each chunk; that of the chunk before where there is no such chunk."""
+    """[n, decided cuts] units before the end of each chunk; for chunks that a plan does not have, that of its last
+    one."""
     bounds: Floats
-    """[n, 2] seconds and overflow that no completion is below."""
+    """[n, 2] lower bounds on seconds and overflow of all completions."""
     meshes: Ints
-    """[n] number of the set of meshes that the stages have; 0 until all slots before the signatures are decided."""
+    """[n] number of the set of meshes of the stages; 0 until all slots before the signatures are decided."""
 
     def __len__(self) -> int:
         return len(self.values)
@@ -52,7 +52,7 @@ class Enumeration:
     def __init__(self, space: PlanSpace) -> None:
         self.space = space
         self.table = BoundTable(space)
-        # [levels] steps of a chunk that run again as a whole.
+        # [levels] steps of a chunk that are recomputed as a whole.
         full = RECOMPUTE_MODES.index("full")
         self._full_steps = np.rint(space.levels.shares()[:, full] * space.levels.steps).astype(np.int64)
         self._shapes = {space.meshes.values(shape): number for number, shape in enumerate(space.shapes)}
@@ -67,7 +67,7 @@ class Enumeration:
                 self._of_shapes[values[:depth]] = np.minimum(known, bound)
 
     def root(self) -> Beginnings:
-        """The only beginning in which nothing is decided."""
+        """The beginning in which no slot is decided."""
         return Beginnings(
             values=np.zeros((1, 0), dtype=np.int64),
             ends=np.zeros((1, 0), dtype=np.int64),
@@ -92,7 +92,7 @@ class Enumeration:
             pending += reversed(parts)
 
     def extend(self, beginnings: Beginnings) -> Beginnings:
-        """Every legal continuation by one slot, in the order of the values, with the bounds of what it continues."""
+        """Every legal continuation by one slot, in the order of the values, with the bounds of its beginning."""
         slot = self.space.slots[beginnings.values.shape[1]]
         if beginnings.values.shape[1] == self.space.first.signature:
             beginnings = self._with_meshes(beginnings)
@@ -139,7 +139,7 @@ class Enumeration:
         return self._masks[known]
 
     def _keys(self, slot: Slot, beginnings: Beginnings) -> Ints:
-        """[n, columns] key of each beginning: all that the legal values of a slot depend on."""
+        """[n, columns] key of each beginning: beginnings with equal keys have the same legal values of a slot."""
         values, space = beginnings.values, self.space
         if len(values[0]) < space.first.cut:
             return values
@@ -155,7 +155,7 @@ class Enumeration:
     # -- bounds --------------------------------------------------------------------------------------------------
 
     def bounded(self, beginnings: Beginnings) -> Beginnings:
-        """The beginnings with bounds that take all their decisions into account."""
+        """The beginnings with bounds from all of their decisions."""
         depth = beginnings.values.shape[1]
         if depth >= self.space.first.signature:
             values = np.full((len(beginnings), len(self.space.slots)), -1, dtype=np.int64)
@@ -185,7 +185,8 @@ class Enumeration:
         return self._works[values]
 
     def _pipeline_bounds(self, values: tuple[int, ...], beginnings: Beginnings) -> Floats:
-        """[n] seconds for which chunks that are cut keep their ranks busy, and all others the ranks that are left.
+        """[n] lower bounds on the step time: from the chunks whose ends are decided on their ranks, and from the other
+        units on the other ranks.
 
         These are the bounds of `PartialPlan` without transfers, for many beginnings with the same stages.
         """
@@ -212,12 +213,12 @@ class Enumeration:
         passed = min(known, shape.pp - 1)
         before[:, 1 : passed + 1] = np.cumsum(work[:, :passed], axis=1)
         if shape.virtual == 1 and space.schedules[values[space.first.schedule]] in SPLIT_KINDS:
-            # Gradients of weights may fill the pipeline.
+            # Ranks may compute gradients of weights while they wait.
             before[:] = 0.0
         count = shape.num_micro_batches
         seconds: Floats = (before + count * busy).max(axis=1)
         if shape.virtual == 1 and known < shape.num_chunks:
-            # What is left is shared by the ranks that are left, at best by their devices.
+            # The other units are divided among the other ranks, at best in proportion to their devices.
             each = (np.diff(least[known:], axis=1) * devices[known:, None]).min(axis=0) / devices[known:].sum()
             behind = np.concatenate([np.cumsum(each[::-1])[::-1], [0.0]])
             seconds = np.maximum(seconds, count * behind[edges[:, -1]])

@@ -1,6 +1,7 @@
-"""Known plans: complete plans with their prices, and how they complete the partial plans of an agent.
+"""Known plans: complete plans with their prices, by which the partial plans of an agent are completed.
 
-At first these are templates; the plans that an agent finds are added. Units: seconds; memory as share of capacity.
+The first known plans are templates; the plans that an agent finds are added. Units: seconds; memory as share of
+capacity.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from automap.space.space import PlanSpace, Values
 from automap.space.templates import templates
 
 FIRST = 4096
-"""Number of plans that are known at first, unless there are more meshes. Large clusters have ten times as many
-templates, and each partial plan is compared with all of them."""
+"""Number of first plans that are kept, or the number of meshes if that is larger (assumed). Large clusters have ten
+times as many templates, and each partial plan is compared with all kept ones."""
 ROOM = 256
-"""Number of plans that may join the first ones. Behind these the worst of those that joined are given up."""
+"""Number of plans that may be added to the first ones (assumed); after that a new one replaces a bad one of them."""
 
 
 def worth_s(prices: Floats, reference_s: float) -> Floats:
-    """[n] step time as which plans are ranked and rewarded: their own, or more than that of any good plan if they do
-    not fit. It grows with the share of memory that is missing.
+    """[n] step times for ranks and rewards: those of the plans, with a penalty for plans that do not fit, which grows
+    with the missing share of memory; see `automap.bounds.kernels.known_plans.MISFIT`.
 
     Args:
         prices: [n, 2] seconds of a step and overflow of memory.
@@ -45,7 +46,7 @@ def priced_templates(space: PlanSpace) -> tuple[Ints, Floats]:
 
 
 def best_known(space: PlanSpace, values: Ints, prices: Floats, reference_s: float) -> Ints:
-    """Numbers of the plans that are kept of many: distinct ones, the best of each mesh, and then the best of all.
+    """Numbers of the plans that are kept out of many: distinct ones, first the best of each mesh, then the best of all.
 
     Args:
         space: space of the plans.
@@ -69,25 +70,26 @@ def _reference_s(prices: Floats, otherwise_s: float) -> float:
 
 
 class KnownPlans:
-    """Known plans beside a number of plans that are being decided.
+    """Known plans, for a number of plans that are being decided.
 
     Attributes:
-        arrays: what the kernels read and write.
-        corrections: what real runs say about the prices.
-        reference_s: step time of the fastest of the first plans that fits, in seconds, else of a good plan as given.
+        arrays: the known plans in the form that kernels read and write.
+        corrections: corrections of the prices by real runs.
+        reference_s: step time of the fastest of the first plans that fits, in seconds; if none fits, the given one of a
+            good plan.
     """
 
     def __init__(
         self, space: PlanSpace, values: Ints, prices: Floats, episodes: int, most: int, reference_s: float
     ) -> None:
-        """Takes the first plans.
+        """Stores the first plans.
 
         Args:
             space: plan space of the problem.
             values: [n, slots] plans, at least one.
             prices: [n, 2] their prices, see `PlanSpace.price`.
             episodes: number of plans being decided.
-            most: number of legal values that are offered at most.
+            most: largest number of legal values that are offered.
             reference_s: step time of a good plan where none of these fits, in seconds.
         """
         self.space, self.reference_s = space, _reference_s(prices, reference_s)
@@ -132,7 +134,7 @@ class KnownPlans:
         return found
 
     def corrected(self, values: Ints, prices: Floats) -> Floats:
-        """[n, 2] prices of plans, [n, slots], with the step times that are expected of them."""
+        """[n, 2] prices of plans, [n, slots], with corrected step times."""
         if not self.arrays.corrections.num_tried[0]:
             return prices
         return np.stack([prices[:, 0] * self.corrections.factors(values), prices[:, 1]], axis=1)
@@ -152,7 +154,7 @@ class KnownPlans:
         self._rank()
 
     def add(self, values: Values, price: tuple[float, float]) -> None:
-        """Adds a plan with its corrected price; plans that are being decided notice it when they begin again."""
+        """Adds a plan with its corrected price. It has an effect on plans that are begun after that."""
         arrays = self.arrays
         count, given = int(arrays.num_known[0]), np.array(values, dtype=np.int64)
         if given.tobytes() in self._distinct:
@@ -161,7 +163,7 @@ class KnownPlans:
             row = count
             arrays.num_known[0] += 1
         else:
-            # The worst of the shapes of which there are most: the best of each shape stays as long as possible.
+            # The worst plan of the most frequent shape is replaced, so that the best plan of each shape stays longest.
             heads = list(map(tuple, arrays.values[self._first : count, : self.space.first.schedule].tolist()))
             times = Counter(heads)
             most = max(times.values())
@@ -174,7 +176,7 @@ class KnownPlans:
         self._rank()
 
     def lead(self, number: int, values: Values | None) -> None:
-        """Makes a plan that begins again follow another known plan than the best one; None = the best one."""
+        """Sets the known plan that a plan follows when it is begun again; None = the best one."""
         self.arrays.leads[number] = -1
         if values is not None:
             known = self.arrays.values[: int(self.arrays.num_known[0])]

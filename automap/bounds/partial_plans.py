@@ -1,8 +1,8 @@
 """Partial plans: plans being decided, with lower bounds on their time and memory after every decision.
 
-All bounds are admissible: no completion of a partial plan is faster or smaller (`automap.bounds.kernels.step_many` says
-where they come from). `PartialPlans` decides many plans at once, `PartialPlan` one. Units: seconds; memory as share of
-capacity (overflow).
+All bounds are admissible: no completion of a partial plan is faster or needs less memory
+(`automap.bounds.kernels.step_many`). `PartialPlans` decides many plans at once, `PartialPlan` one. Units: seconds;
+memory as share of capacity (overflow).
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from automap.space.space import PlanSpace, Slot, Values
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """No completion is faster than `time_s`, or overflows memory by less than `overflow`."""
+    """A lower bound on all completions of a partial plan."""
 
     time_s: float
     """Seconds of a step."""
     overflow: float
-    """Largest share of its memory by which a device overflows; at most 0 where the plan may fit."""
+    """Bytes by which the fullest device exceeds its memory, as a share of the latter; at most 0 if the plan may fit."""
 
 
 class BoundTable:
     """Bounds that need no signatures, shared by all partial plans of a space.
 
-    What a unit costs at least depends on the stage that it stands in and on the samples of a micro-batch there: both
-    together are called a *setting*. A stage whose unlike devices have unlike shares takes at least as long as its
-    fastest kind with the smallest share that any way gives it, and keeps at least what the slowest does: this pair of
-    settings is a setting of its own, numbered after the others.
+    The lower bound of a unit depends on its stage and on the samples of a micro-batch there; both together are called a
+    *setting*. In a stage with several kinds of devices and unlike shares, two settings count: the time is at least that
+    of the fastest kind with its smallest possible share, and the memory at least that of the slowest kind. Such a pair
+    is a setting of its own, numbered after the others.
 
     Attributes:
         settings: row among the distinct stages and samples of a micro-batch of each setting, in order.
-        shape_bounds: [shapes, 2] seconds and overflow that no plan of a shape goes below.
+        shape_bounds: [shapes, 2] lower bounds on seconds and overflow of all plans of a shape.
         lower_bounds: the tables for the kernels.
     """
 
@@ -55,8 +55,8 @@ class BoundTable:
         unlike = [self._unlike(shape) for shape in space.shapes]
         settings, least = self._least(even, unlike)
         even, unlike = ([self._numbered(some) for some in every] for every in (even, unlike))
-        # Rows of the tables: the settings, then the least of all settings that stages may be in whose sizes no slot
-        # decides.
+        # Rows of the tables: the settings; then, for each set of settings that the usual stages of a shape may have,
+        # the least of all of them.
         sets: dict[tuple[int, ...], int] = {(setting,): setting for setting in range(len(settings))}
         self._rows = np.array([sets.setdefault(some, len(sets)) for some in even], dtype=np.int64)
         flat, starts = np.concatenate([*map(list, sets)]), np.cumsum([0, *map(len, sets)])[:-1]
@@ -102,7 +102,7 @@ class BoundTable:
         return np.ascontiguousarray(np.pad(np.cumsum(of_types[:, self.space.arrays.units], axis=1), ((0, 0), (1, 0))))
 
     def _least(self, even: Sequence[Sequence[int]], unlike: Sequence[Sequence[int]]) -> tuple[Ints, UnitBounds]:
-        """[settings, 2] stage and samples, and what units cost there at least."""
+        """[settings, 2] stage and samples of each setting, and lower bounds on the costs of units there."""
         space, evaluator = self.space, self.space.evaluator
         settings = np.array(list(self.settings), dtype=np.int64)
         found = UnitBounds(*np.empty((len(UnitBounds._fields), len(settings), evaluator.blocks.num_types)))
@@ -122,10 +122,10 @@ class BoundTable:
         )
 
     def _forced(self, settings: Ints, even: Sequence[Sequence[int]], unlike: Sequence[Sequence[int]]) -> Ints:
-        """[settings, groups, axes] signatures of which there is no choice, -1 where there is one.
+        """[settings, groups, axes] forced signatures; -1 where there is a choice.
 
-        Where meshes or shares of the stages of a pipeline differ, a signature must divide on all of them: there only
-        those count that all such settings agree on.
+        If the stages of a pipeline differ in their meshes or shares, a signature must be legal on all of them. So only
+        signatures count that are forced in all these settings.
         """
         arrays = self.space.arrays
         picked = np.empty((len(settings), len(arrays.groups), len(arrays.obeys)), dtype=np.int64)
@@ -144,21 +144,21 @@ class BoundTable:
             is_split = (arrays.axes[settings[some, 0]] > 1.0)[:, None, :]
             most = np.where(is_split, picked[some], -1).max(axis=0)
             agreed = (~is_split | (picked[some] == most)).all(axis=0)
-            # What is undecided on an axis leaves those after it undecided.
+            # If the signature on an axis is undecided, those on later axes are undecided too.
             agreed = np.logical_and.accumulate(agreed, axis=1)
             picked[some] = np.where(agreed, picked[some], -1)
         return picked
 
     def _setting(self, row: int, samples: int) -> int:
-        """Number of a distinct stage with the samples that it is priced with."""
+        """Number of the setting of a distinct stage (its row) and samples; a new one if it is not known."""
         return self.settings.setdefault((row, samples), len(self.settings))
 
     def _shared(self, row: int, count: int) -> list[int]:
-        """Settings of a distinct stage in which devices may have unlike shares; numbers below 0 are of pairs.
+        """Settings of a distinct stage if its devices may have unlike shares; negative numbers stand for pairs.
 
         Args:
-            row: of the stage among the distinct ones.
-            count: value of the slot of micro-batches.
+            row: row of the stage among the distinct ones.
+            count: value of the slot `micro_batches`.
         """
         arrays = self.space.arrays
         number = int(arrays.mixed[row])
@@ -176,29 +176,29 @@ class BoundTable:
         return [-1 - self._pairs.setdefault((slow, fast), len(self._pairs))]
 
     def _numbered(self, some: Sequence[int]) -> tuple[int, ...]:
-        """Settings with pairs numbered after the others."""
+        """The same settings, with the numbers of pairs after all others."""
         return tuple(setting if setting >= 0 else len(self.settings) - 1 - setting for setting in some)
 
     def _usual(self, shape: Shape) -> tuple[int, ...]:
-        """Settings of the ranks of a shape whose sizes no slot decides, in any order of the devices."""
+        """Settings of the stages of usual size of a shape, over all orders of the devices."""
         meshes = self.space.meshes
         rows = sorted(
             {row for order in range(meshes.num_orders(shape.pp)) for row in self.space.usual_rows(shape, order)}
         )
         count = meshes.micro_batches.index(shape.num_micro_batches)
         shared = [setting for row in rows for setting in self._shared(row, count)]
-        # Equal stages too may have samples that do not divide over their replicas.
+        # Also in equal stages, samples may not divide evenly over the replicas.
         samples = [spread(shape.samples, int(ranks)) for ranks in self.space.arrays.axes[rows, 0]]
         return (*map(self._setting, rows, samples), *shared)
 
     def _unlike(self, shape: Shape) -> tuple[int, ...]:
-        """Settings of all stages that a shape may have where they are of unlike size."""
+        """Settings of all stages that a shape may have if the stages are of unlike size."""
         meshes = self.space.meshes
         if not meshes.may_differ(shape):
             return ()
         tp, middle = meshes.degrees.index(shape.tp), meshes.middles.index(shape.middle)
         key = (tp, middle, meshes.micro_batches.index(shape.num_micro_batches), shape.samples)
-        # Shapes that differ in their stages and replicas alone have the same ones.
+        # Shapes that differ in the numbers of stages and replicas alone have the same settings.
         if key not in self._of_unlike:
             self._of_unlike[key] = self._unlike_with(*key)
         return self._of_unlike[key]
@@ -208,7 +208,7 @@ class BoundTable:
 
         Args:
             tp, middle, count: values of the slots of the two axes and of the micro-batches.
-            samples: of a micro-batch.
+            samples: samples of a micro-batch.
         """
         arrays = self.space.arrays
         rows = np.unique(arrays.stage_rows[:, tp, middle, :, arrays.fills[tp, middle, count, 1]])
@@ -219,11 +219,16 @@ class BoundTable:
         return (*even, *shared)
 
     def _of_stages(self, sets: Sequence[Sequence[int]], settings: Ints, least: UnitBounds) -> Floats:
-        """What all units take at least on stages in any setting of each of some sets; see `_least`.
+        """Lower bounds for all units of the model, on stages whose settings are from a set.
+
+        Args:
+            sets: sets of settings.
+            settings: [settings, 2] see `_least`.
+            least: bounds of units, see `_least`.
 
         Returns:
-            [sets, 3] seconds of a micro-batch on all devices together, seconds of it on its way through all units, and
-            the share of a device's memory that all units keep.
+            [sets, 3] seconds of a micro-batch if all devices share all units; seconds of one micro-batch through all
+            units; and the share of a device's memory that all units need.
         """
         space, arrays = self.space, self.space.arrays
         flat, starts = np.concatenate([*map(list, sets)]), np.cumsum([0, *map(len, sets)])[:-1]
@@ -231,14 +236,14 @@ class BoundTable:
         work_s, rows = least.work_s[flat], settings[flat, 0]
         devices = arrays.axes[rows].prod(axis=1)
         capacity = np.maximum.reduceat(arrays.capacity[rows], starts).astype(np.float64)
-        # Devices are busy for as long as units take, on as many as a stage has.
+        # A unit keeps all devices of its stage busy.
         busy_s = np.minimum.reduceat(work_s * devices[:, None], starts) @ times / space.meshes.devices
         held = np.minimum.reduceat(least.state_bytes[flat], starts) @ times - self._tied_bytes
         held *= 1.0 + float(arrays.settings.unused_share)
         return np.stack([busy_s, np.minimum.reduceat(work_s, starts) @ times, held / np.maximum(1.0, capacity)], axis=1)
 
     def _of_shape(self, shape: Shape, stands: Sequence[Sequence[float]]) -> tuple[float, float]:
-        """Seconds and overflow that no plan of a shape goes below.
+        """Lower bounds on seconds and overflow of all plans of a shape.
 
         Args:
             shape: the shape.
@@ -248,7 +253,7 @@ class BoundTable:
         for busy_s, through_s, held in stands:
             seconds = count * busy_s
             if shape.virtual == 1 and not self.space.is_split:
-                # The best spread of the work when rank r must wait for one pass through the ranks before it.
+                # The best division of the work, if each rank waits while a micro-batch passes the ranks before it.
                 seconds = max(seconds, through_s / (1.0 - (1.0 - 1.0 / count) ** shape.pp))
             found.append((seconds, held / shape.pp - 1.0))
         return min(seconds for seconds, _ in found), min(overflow for _, overflow in found)
@@ -268,13 +273,14 @@ class BoundTable:
         return Bound(*self.lower_bounds.nodes[0].tolist())
 
     def work(self, number: int, stages: Sequence[int]) -> tuple[Floats, Floats]:
-        """Least seconds of a micro-batch in all units before each, and what recomputation adds to them.
+        """Least seconds of a micro-batch in all units before each, and the seconds that recomputation adds to them.
 
         Args:
-            stages: [ranks] rows of `SpaceArrays.axes`, of stages of unlike size; empty where they are alike.
+            number: number of the shape.
+            stages: [ranks] rows of `SpaceArrays.axes` of stages of unlike size; empty for the usual sizes.
 
         Returns:
-            twice [ranks, units + 1].
+            Two arrays [ranks, units + 1].
         """
         shape = self.space.shapes[number]
         at = [int(self._rows[number])] * shape.pp
@@ -286,7 +292,7 @@ class BoundTable:
 
 
 class PartialPlans:
-    """Plans being decided side by side. What is forced, or not asked, is filled in at once.
+    """Plans being decided at the same time. Slots that are forced or not asked are filled in at once.
 
     Attributes:
         episodes: the plans, their legal values and bounds.
@@ -306,13 +312,15 @@ class PartialPlans:
         """Begins `count` plans.
 
         Args:
+            table: bounds of the space.
+            count: number of plans.
             most: only values below it are offered; None = all.
             num_cuts: number of ends of chunks that are offered along a pipeline, the most even ones first; None = all.
-            free_ranks: on longer pipelines a rank, but for the last one, recomputes no more than the one before it;
-                None = every rank is free.
-            asks: which slots are decided; the others take their preferred value if it is legal, else keep operators
-                whole, else take the first legal one.
-            preferred: [slots] values of slots that are not asked; None = none.
+            free_ranks: in longer pipelines a rank, except for the last one, recomputes no more than the one before it;
+                None = no such limit.
+            asks: whether a slot is decided by an action. All other slots take their preferred value if it is legal,
+                else the one that keeps operators whole, else the first legal one.
+            preferred: [slots] preferred values of slots that are not asked; None = none.
         """
         space = table.space
         num_slots = len(space.slots)
@@ -352,7 +360,7 @@ class PartialPlans:
 
 
 class PartialPlan:
-    """One plan being decided; `values` always ends before a real choice or at the end."""
+    """One plan being decided. Slots with one legal value are filled in, so the next slot always is a real choice."""
 
     def __init__(self, space: PlanSpace, table: BoundTable) -> None:
         self.space = space
@@ -370,13 +378,13 @@ class PartialPlan:
 
     @property
     def values(self) -> list[int]:
-        """What is decided."""
+        """The decided values."""
         decided: list[int] = self._one.episodes.values[0, : self.position].tolist()
         return decided
 
     @property
     def bound(self) -> Bound:
-        """The bound of all completions; of a complete plan its price."""
+        """The lower bound on all completions; the price of a complete plan."""
         return Bound(*self._one.episodes.bound[0].tolist())
 
     @property
@@ -395,7 +403,7 @@ class PartialPlan:
         return bounds
 
     def decide(self, value: int) -> None:
-        """Decides the current slot and fills in what is forced after it.
+        """Decides the current slot, and fills in the following slots that have one legal value.
 
         Args:
             value: one of `legal()`.
@@ -406,7 +414,7 @@ class PartialPlan:
 
 
 def walk(space: PlanSpace, table: BoundTable, values: Values) -> PartialPlan:
-    """The partial plan that has decided `values`, and what is forced after them."""
+    """The partial plan with these values, and with the following slots that have one legal value filled in."""
     partial = PartialPlan(space, table)
     while partial.position < len(values):
         partial.decide(values[partial.position])
