@@ -24,7 +24,7 @@ from automap.space.kernels.workspace import WORKSPACE, new_workspace
 
 @borrowing(void(COMPILED, DRAFT), inner=True)
 def pick_forced(compiled, draft):
-    """Picks the forced signatures: of which the meshes of the draft's layout allow only one; leaves others undecided."""
+    """Picks the forced signatures: of which the meshes of the draft's layout allow only one; leaves others open."""
     space, num_axes = compiled.space, draft.picked.shape[1]
     for group in range(space.groups.shape[0]):
         for axis in range(num_axes):
