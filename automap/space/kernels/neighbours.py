@@ -1,8 +1,8 @@
-"""Neighbours of plans, many in one compiled call: some decisions change, all others are kept as far as they stay legal.
+"""Neighbours of plans, many in one compiled call: some decisions change, all others are kept where they stay legal.
 
-A move first states which values it requires (`_require`). Then all slots are decided again in their order
-(`_settle_plan`): each takes the required value or else its old value, and the nearest legal value where that one is not
-legal. The ends of chunks stay at the same units, even if the values that state them change.
+A move first determines the values that it requires (`_require`). Then all slots are decided again in their order
+(`_settle_plan`): each takes the required value, or else its old value, or the nearest legal value if that one is not
+legal. The ends of chunks stay at the same units, even if the values for them change.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from automap.space.kernels.records import COMPILED, SPACE
 from automap.space.kernels.stepper import active_slots, decide, legal_values
 
 M_ONE, M_TWO, M_SHIFT, M_SLIDE, M_DEVICES, M_MODE, M_GROUP, M_PAIR, M_BORROW, M_BATCH, M_SHAPE = range(11)
-"""Kinds of moves, by what they change. ONE, TWO: one or two slots. SHIFT: one end of a chunk. SLIDE: all ends between
-two chunks, alike. DEVICES: devices go from one stage to another. MODE: the recomputation of all ranks. GROUP: the
-signatures of a linkage group on all axes. PAIR: those of two neighbouring groups on one axis. BORROW: the signatures of
-some groups become those of another plan. BATCH: micro-batches or virtual stages. SHAPE: the shape becomes that of
-another plan."""
+"""Kinds of moves, by the decisions that they change. ONE, TWO: one or two slots. SHIFT: one end of a chunk. SLIDE: all
+ends between two chunks, by the same number of units. DEVICES: devices move from one stage to another. MODE: the
+recomputation of all ranks. GROUP: the signatures of a linkage group on all axes. PAIR: the signatures of two
+neighbouring groups on one axis. BORROW: the signatures of some groups become those of another plan. BATCH:
+micro-batches or virtual stages. SHAPE: the shape becomes that of another plan."""
 M_COUNT = 11
 """Number of kinds of moves."""
 TRIES = 8
-"""Times that a move which changes nothing is drawn."""
+"""Largest number of moves that are drawn until one changes the plan (assumed)."""
 MOST_SHIFTED = 2
-"""Units that a shifted end moves at most."""
-KEEP = 1 << 62
-"""In place of a required value: another than the present one, drawn."""
+"""Largest number of units by which an end is shifted (assumed)."""
+ANOTHER = 1 << 62
+"""In place of a required value: a random legal value other than the present one."""
 
 
 class Move(NamedTuple):
@@ -48,7 +48,7 @@ class Move(NamedTuple):
     donor: Layout
     """Layout of the plan from which decisions are borrowed."""
     required: Ints
-    """[slots] value that the move requires of each slot, or `KEEP`."""
+    """[slots] value that the move requires of each slot, or `ANOTHER`."""
     ends: Ints
     """[chunks] ends of chunks that the move requires."""
     is_even: Mask
@@ -85,7 +85,7 @@ def _copy_ends(ends, layout):
 
 @borrowing(int64(uint64[::1], boolean[::1], int64), inner=True)
 def _another(state, mask, present):
-    """A legal value other than the present one, which is kept where there is none."""
+    """A random legal value other than the present one, or the present one if there is no other."""
     legal = 0
     for value in range(mask.shape[0]):
         legal += mask[value] and value != present
@@ -102,7 +102,7 @@ def _another(state, mask, present):
 
 @borrowing(int64(SPACE, int64[::1], LAYOUT, uint64[::1]), inner=True)
 def _active(space, value, layout, state):
-    """A slot that decides something: kinds in fixed shares, uniform within a kind."""
+    """A random slot that decides something: its kind by fixed probabilities, and uniform within the kind."""
     number = _number(state)
     for kind in range(space.moved.shape[0] - 1):
         if number < space.moved[kind].until and space.first[kind] < space.first[kind + 1]:
@@ -114,7 +114,7 @@ def _active(space, value, layout, state):
 
 @borrowing(int64(SPACE, float64[::1], uint64[::1]), inner=True)
 def _sharding(space, most_ranks, state):
-    """A signature slot on an axis of several ranks; the slot of the ZeRO stage where there is none."""
+    """A random signature slot on an axis of several ranks; the slot of the ZeRO stage if there is no such axis."""
     num_axes = most_ranks.shape[0]
     several = 0
     for axis in range(num_axes):
@@ -133,7 +133,7 @@ def _sharding(space, most_ranks, state):
 
 @borrowing(int64(SPACE, MOVE), inner=True)
 def _drawn_steps(space, move):
-    """Steps by which a level of recomputation moves: one or two units of a chunk more, or fewer."""
+    """Random steps by which a level of recomputation changes: one or two units of a chunk, up or down."""
     num_chunks, num_units = move.layout.frame[0].num_chunks, space.units.shape[0]
     a_unit = max(1, -(-space.scalars.level_steps * num_chunks // num_units))
     by = a_unit * (1 + _below(move.state, 2))
@@ -142,7 +142,8 @@ def _drawn_steps(space, move):
 
 @borrowing(void(SPACE, int64, MOVE), inner=True)
 def _vary(space, slot, move):
-    """Requires another value of a slot; an end of a chunk stays between its neighbours, a level often near by."""
+    """Requires another value of a slot. An end of a chunk stays between its neighbours; a level often changes by few
+    steps."""
     chunk, ends, first = slot - space.first.cut, move.ends, space.first
     if first.cut <= slot < first.recompute:
         start = ends[chunk - 1] if chunk > 0 else 0
@@ -150,12 +151,12 @@ def _vary(space, slot, move):
     elif first.recompute <= slot < first.zero and _number(move.state) < 0.5:
         move.required[slot] += _drawn_steps(space, move)
     else:
-        move.required[slot] = KEEP
+        move.required[slot] = ANOTHER
 
 
 @borrowing(void(SPACE, MOVE), inner=True)
 def _change_levels(space, move):
-    """Requires one mode or one level of all ranks, or a little more or less recomputation of each."""
+    """Requires the same mode or level on all ranks, or a little more or less recomputation on each."""
     begin, number = space.first.recompute, _number(move.state)
     by, level = _drawn_steps(space, move), _below(move.state, space.legal_levels.shape[1])
     mode = _below(move.state, space.modes.shape[0]) * space.scalars.level_steps
@@ -168,7 +169,7 @@ def _change_levels(space, move):
 
 @borrowing(void(SPACE, MOVE), inner=True)
 def _hand_over(space, move):
-    """Takes devices from one stage for another; the last one has what is left."""
+    """Requires that devices move from one stage to another; the last stage has the remaining devices."""
     stages, part = move.layout.frame[0].num_ranks, space.scalars.part
     one, two = _below(move.state, stages), _below(move.state, stages)
     by = part * (1 + _below(move.state, 2))
@@ -209,19 +210,19 @@ def _change_group(space, kind, value, move):
         return
     group, axis = divmod(slot - first, num_axes)
     if kind == M_GROUP:
-        move.required[first + group * num_axes : first + (group + 1) * num_axes] = KEEP
+        move.required[first + group * num_axes : first + (group + 1) * num_axes] = ANOTHER
         return
     other = min(space.groups.shape[0] - 1, group + 1 + _below(move.state, 3))
-    move.required[slot] = KEEP
+    move.required[slot] = ANOTHER
     same = space.groups[group].num_values == space.groups[other].num_values
     same = same and space.groups[group].num_members == space.groups[other].num_members
     is_copied = same and _number(move.state) < 0.5
-    move.required[first + other * num_axes + axis] = value[slot] if is_copied else KEEP
+    move.required[first + other * num_axes + axis] = value[slot] if is_copied else ANOTHER
 
 
 @borrowing(void(SPACE, int64[::1], int64[::1], MOVE), inner=True)
 def _borrow_shape(space, value, donor, move):
-    """Requires a donor's shape and stages, and half the time its modes, ZeRO stage and signatures too."""
+    """Requires the shape and stages of a donor and, in half of the cases, also its modes, ZeRO stage and signatures."""
     first, num_axes, most_ranks = space.first, space.obeys.shape[0], move.layout.most_ranks
     old_ranks, num_ranks = move.layout.frame[0].num_ranks, move.donor.frame[0].num_ranks
     whole = _number(move.state) < 0.5
@@ -234,7 +235,7 @@ def _borrow_shape(space, value, donor, move):
         move.required[slot] = donor[slot] if whole else value[first.recompute + rank * old_ranks // num_ranks]
     if whole:
         move.required[first.zero] = donor[first.zero]
-    # An axis that was not there does what the donor, or another axis, does.
+    # A new axis gets the signatures of the donor, or those of another axis.
     other = _below(move.state, 2 * num_axes)
     is_donors = other >= num_axes or most_ranks[other] == 1.0
     for group in range(space.groups.shape[0]):
@@ -248,7 +249,7 @@ def _borrow_shape(space, value, donor, move):
 
 @borrowing(void(SPACE, int64[::1], MOVE), inner=True)
 def _borrow_groups(space, donor, move):
-    """Requires a donor's signatures of a few neighbouring groups."""
+    """Requires the donor's signatures for a few neighbouring groups."""
     num_groups, num_axes = space.groups.shape[0], space.obeys.shape[0]
     begin = _below(move.state, num_groups)
     end = min(num_groups, begin + 1 + _below(move.state, 8))
@@ -261,7 +262,7 @@ def _borrow_groups(space, donor, move):
 
 @borrowing(void(SPACE, int64[:, ::1], int64, int64[::1], int64[:, ::1], MOVE), inner=True)
 def _require(space, shapes, kind, value, donors, move):
-    """Writes what a move of a kind requires.
+    """Writes the values that a move of a kind requires.
 
     Args:
         shapes: [shapes, slots of a shape] values of all shapes.
@@ -282,7 +283,7 @@ def _require(space, shapes, kind, value, donors, move):
         for _ in range(kind - M_ONE + 1):
             _vary(space, _active(space, value, move.layout, state), move)
     elif kind in (M_SHIFT, M_SLIDE):
-        # Units go from one chunk to another; all ends between them move alike.
+        # Units move from one chunk to another, so all ends between the two move by the same number.
         one = _below(state, frame.num_chunks - 1)
         two = _below(state, frame.num_chunks - 1) if kind == M_SLIDE else one
         by = 1 + _below(state, MOST_SHIFTED)
@@ -300,7 +301,7 @@ def _require(space, shapes, kind, value, donors, move):
         _change_batch(space, shapes, move)
         move.is_even[0] = move.required[space.first.virtual] != value[space.first.virtual]
     elif donors.shape[0] > 0:
-        # The square makes better donors, which come first, more likely.
+        # The square prefers better donors, which come first.
         u = _number(state)
         donor = donors[int64(u * u * donors.shape[0])]
         decide_stages(space, donor, donor.shape[0], move.donor)
@@ -312,12 +313,12 @@ def _require(space, shapes, kind, value, donors, move):
 
 @borrowing(void(COMPILED, int64[::1], int64, MOVE, DRAFT, int64[::1]), inner=True)
 def _settle_slot(compiled, value, slot, move, draft, result):
-    """Decides a slot as near to what the move requires as is legal."""
+    """Decides a slot: the legal value nearest to the one that the move requires."""
     num_values = legal_values(compiled, result, slot, draft)
     result[slot] = 0
     if num_values > 1:
         mask, wanted = draft.mask[:num_values], move.required[slot]
-        is_drawn = wanted == KEEP
+        is_drawn = wanted == ANOTHER
         result[slot] = (
             _another(move.state, mask, value[slot]) if is_drawn else nearest_legal(compiled.space, slot, wanted, mask)
         )
@@ -326,7 +327,7 @@ def _settle_slot(compiled, value, slot, move, draft, result):
 
 @borrowing(void(SPACE, int64, MOVE, LAYOUT, int64[::1]), inner=True)
 def _settle_cut(space, chunk, move, layout, result):
-    """Ends a chunk as near to where the move requires it as is legal."""
+    """Decides the end of a chunk: the legal end nearest to the one that the move requires."""
     start, low, high = cut_window(space, chunk, layout)
     share = layout.shares[chunk]
     if move.is_even[0]:
@@ -338,7 +339,7 @@ def _settle_cut(space, chunk, move, layout, result):
 
 @borrowing(boolean(COMPILED, int64[::1], MOVE, DRAFT, int64[::1]), inner=True)
 def _settle_plan(compiled, value, move, draft, result):
-    """Writes the legal plan nearest to what the move requires, [slots]; returns whether it is another plan."""
+    """Writes the legal plan nearest to the values that the move requires, [slots]; returns whether it is a new plan."""
     space, first, num_axes = compiled.space, compiled.space.first, compiled.space.obeys.shape[0]
     for slot in range(first.schedule):
         result[slot] = move.required[slot]
@@ -351,8 +352,8 @@ def _settle_plan(compiled, value, move, draft, result):
     for slot in range(first.recompute, first.recompute + frame.num_ranks):
         _settle_slot(compiled, value, slot, move, draft, result)
     _settle_slot(compiled, value, first.zero, move, draft, result)
-    # Where meshes and samples stay, signatures stay legal. In another order of the devices the same way to share out
-    # samples may give other samples.
+    # Signatures stay legal if meshes and samples do not change. In another order of the devices, the same way to share
+    # out samples may give other samples.
     reshaped = result[first.shares] > 0 and result[first.order] != value[first.order]
     for slot in range(first.cut):
         is_mesh = slot < first.schedule or slot >= first.devices
@@ -374,7 +375,7 @@ def _settle_plan(compiled, value, move, draft, result):
 
 
 class Requests(NamedTuple):
-    """What neighbours are asked for, see `move_many`."""
+    """Arguments of `move_many` that all plans share."""
 
     shapes: Ints2
     """[shapes, slots of a shape] values of all shapes."""
@@ -416,7 +417,7 @@ def move_many(compiled, shapes, chances, seeds, donors, values, out):
     Args:
         shapes: [shapes, slots of a shape] values of all shapes.
         chances: [M_COUNT] cumulated probabilities of the kinds of moves.
-        seeds: [n] of the random numbers, not 0.
+        seeds: [n] seeds of the random numbers, not 0.
         donors: [m, slots] plans whose shapes and signatures may be borrowed, the best first.
         values: [n, slots] legal plans.
         out: [n, slots], written.
