@@ -1,6 +1,7 @@
-"""Where pipelines are cut: the ends of a chunk are numbered by how near they are to the share of its rank.
+"""Cuts of pipelines: the possible ends of a chunk are numbered by their distance to the even end.
 
-The share of a rank in the units that are left is its part of the speed of all ranks that are left.
+At the even end, the chunk has a share of the remaining weight that is in proportion to the speed of its rank among the
+ranks of all remaining chunks.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from automap.space.kernels.records import SPACE
 
 @borrowing(void(SPACE, int64[::1], int64, float64[::1]), inner=True)
 def cut_shares(space, stages, num_ranks, shares):
-    """Writes, of each chunk, how many times its rank's speed the ranks of it and of all later chunks have together.
+    """Writes, for each chunk, the summed speed of its rank and those of all later chunks, over the speed of its rank.
 
     Args:
         stages: [ranks] rows among the distinct stages.
-        shares: [chunks], written; where ranks are alike, how many chunks are left.
+        num_ranks: pipeline ranks.
+        shares: [chunks], written. If all ranks are equal, it is the number of chunks from this one on.
     """
     left = 0.0
     for chunk in range(shares.shape[0]):
@@ -30,7 +32,8 @@ def cut_shares(space, stages, num_ranks, shares):
 
 @borrowing(types.Tuple((float64, int64))(float64[::1], int64, int64, int64, float64), inner=True)
 def _target(weight, start, low, high, share):
-    """The weight of one `share`-th of what is left after unit `start`, and the first end in [low, high] after it."""
+    """The weight at the even end, after 1 / `share` of the weight that remains at unit `start`, and the first end in
+    [low, high] beyond it."""
     target = weight[start] + (weight[weight.shape[0] - 1] - weight[start]) / share
     right = low
     after = high + 1
@@ -45,15 +48,15 @@ def _target(weight, start, low, high, share):
 
 @borrowing(boolean(float64[::1], int64, int64, int64, int64, float64), inner=True)
 def _is_left(weight, left, right, low, high, target):
-    """Whether the next nearest end is `left`, not `right`; of two that are equally near the left one comes first."""
+    """Whether the next nearest end is `left` and not `right`; at equal distance the left one comes first."""
     return left >= low and (right > high or abs(weight[left] - target) <= abs(weight[right] - target))
 
 
 @borrowing(types.UniTuple(int64, 2)(float64[::1], int64, int64, int64, float64, int64, int64), inner=True)
 def _near(weight, start, low, high, share, number, end):
-    """Goes through the ends in [low, high], the nearest to one `share`-th of what is left after unit `start` first.
+    """Visits the ends in [low, high] in the order of their distance to the even end, see `_target`.
 
-    It stops at the `number`-th, or at `end`.
+    It stops at the end with number `number`, or at `end`.
 
     Returns:
         The end where it stopped, and how many came before it.
@@ -74,7 +77,7 @@ def _near(weight, start, low, high, share, number, end):
 
 @borrowing(int64(float64[::1], int64, int64, int64, float64, int64), inner=True)
 def nth_cut(weight, start, low, high, share, number):
-    """The end that comes as number `number`; see `_near`."""
+    """The end with this number, see `_near`."""
     return _near(weight, start, low, high, share, number, -1)[0]
 
 

@@ -1,4 +1,4 @@
-"""Draft: one plan being decided; what the stepper knows of the slots that are decided already."""
+"""Draft: one plan being decided, with everything that later decisions need of the decided slots."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class Draft(NamedTuple):
 
     layout: Layout
     mask: Mask
-    """[most values of a slot] legal values of the slot that was looked at last."""
+    """[most values of a slot] legal values of the slot of the last `legal_values`."""
     picked: Ints2
     """[groups, axes] value of each group's slots, -1 = undecided."""
     chosen: Ints2
-    """[operator rows, axes] the signatures that follow."""
+    """[operator rows, axes] the signatures of all operators that follow from `picked`."""
     types: Ints
     """[groups] unit type of each."""
     hashes: Ints2
-    """[types, 2] two hashes of what is picked in each unit type."""
+    """[types, 2] two hashes of the picked values in each unit type."""
 
 
 DRAFT = tuple_type(Draft)
@@ -58,12 +58,12 @@ def new_draft(compiled):
 
 @borrowing(void(SPACE, int64, int64, int64, DRAFT), inner=True)
 def pick(space, group, axis, value, draft):
-    """Decides the signatures of a group on an axis, or takes that back with -1."""
+    """Decides the signatures of a group on an axis; a value of -1 makes them undecided."""
     if draft.picked[group, axis] != value:
         hashes = draft.hashes[draft.types[group]]
         for known, sign in ((draft.picked[group, axis], -1), (value, 1)):
             if known >= 0:
-                # The sum does not depend on the order in which signatures are picked.
+                # The hash is a sum, so it does not depend on the order in which signatures are picked.
                 word = ((group * MAX_AXES + axis) << 20) + 2 * known
                 hashes[0] += sign * scramble(word)
                 hashes[1] += sign * scramble(word + 1)
@@ -83,9 +83,9 @@ def pick_all(space, value, count, draft):
 
 @borrowing(void(COMPILED, int64, int64, DRAFT, boolean[::1]), inner=True)
 def legal_signatures(compiled, group, axis, draft, mask):
-    """`signature_mask` of what is picked on the axes before, through the cache.
+    """Writes `signature_mask` after the picked signatures on earlier axes, read from the cache if it is there.
 
-    The axis and those after it are left undecided.
+    After the call, the signatures on this axis and on later ones are undecided.
 
     Args:
         group: row of `SpaceArrays.groups`.
@@ -101,7 +101,7 @@ def legal_signatures(compiled, group, axis, draft, mask):
         num_meshes = layout.frame[0].num_meshes
         sizes, samples = layout.sizes[:num_meshes], layout.divided[:num_meshes]
         signature_mask(compiled.tables, space, group, axis, draft.chosen, sizes, samples, mask)
-        # What was tried is taken back.
+        # Signatures that were tried are undecided again.
         for a in range(axis, num_axes):
             pick(space, group, a, -1, draft)
             assign(space, group, a, -1, draft.chosen)

@@ -1,4 +1,4 @@
-"""A cache of prices and bounds, found by two hashes of all that they depend on; all compiled.
+"""A cache of prices and bounds, whose keys are two hashes of everything on which they depend; all compiled.
 
 A search that decides many plans reaches the same partial plans again and again. Their prices and bounds are then read
 from the cache.
@@ -14,7 +14,7 @@ from automap.space.kernels.records import UNIT_CACHE
 
 @borrowing(boolean(UNIT_CACHE, int64, int64, float64[::1]), inner=True)
 def recall(cache, one, two, out):
-    """Writes seconds and overflow, [2], that `remember` took under two hashes; returns whether it did."""
+    """Writes the cached seconds and overflow, [2], of two hashes; returns whether there are any."""
     place = two & (cache.plans.shape[0] - 1)
     if cache.plans[place, 0] != one | 1 or cache.plans[place, 1] != two:
         return False
@@ -24,7 +24,7 @@ def recall(cache, one, two, out):
 
 @borrowing(void(UNIT_CACHE, int64, int64, float64[::1]), inner=True)
 def remember(cache, one, two, price):
-    """Keeps seconds and overflow, [2], under two hashes, in the place of an earlier pair."""
+    """Stores seconds and overflow, [2], under two hashes; replaces an older entry in the same place."""
     place = two & (cache.plans.shape[0] - 1)
     cache.plans[place, 0], cache.plans[place, 1] = one | 1, two
     cache.prices[place, 0], cache.prices[place, 1] = price[0], price[1]

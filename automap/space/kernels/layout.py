@@ -1,4 +1,4 @@
-"""Where the stages of a plan stand and where its chunks end: what the slots before `recompute` decide."""
+"""The layout of a plan: devices of its stages and ends of its chunks, decided by the slots before `recompute`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FRAME = np.dtype(
 
 
 class Layout(NamedTuple):
-    """Where the stages of one plan stand; memory of one caller."""
+    """The layout of one plan; memory of one caller."""
 
     frame: Annotated[Rows, rows_type(FRAME)]
     """[1] see `FRAME`."""
@@ -40,25 +40,25 @@ class Layout(NamedTuple):
     rows: Ints
     """[ranks] row of each stage among the distinct stages."""
     stages: Ints
-    """[ranks] row of the stage as the kind of device sees it that is looked from, see `LoweredPlan.views`."""
+    """[ranks] row of the stage in the present one of `LoweredPlan.views`, see `look_from`."""
     boundaries: Ints
     """[ranks] row of the boundary after each stage."""
     samples: Ints
-    """[ranks] samples of a micro-batch with which that kind of device is priced."""
+    """[ranks] samples of a micro-batch with which the stage is priced in this view."""
     divided: Ints
-    """[unlike meshes] samples of a micro-batch that must divide, see `unlike_meshes`."""
+    """[unlike meshes] samples of a micro-batch that must divide evenly, see `unlike_meshes`."""
     sizes: Floats2
     """[unlike meshes, axes] ranks of each mesh axis."""
     hashes: Ints
-    """[2] two hashes of `sizes` and `divided`: of all that legal signatures depend on."""
+    """[2] two hashes of `sizes` and `divided`, on which legal signatures depend."""
     most_ranks: Floats
-    """[axes] ranks of each mesh axis on the stage that has most."""
+    """[axes] ranks of each mesh axis, in the stage that has most of it."""
     zero_axes: Mask
     """[axes] whether ZeRO shards over the axis."""
     shares: Floats
     """[chunks] see `cut_shares`."""
     ends: Ints
-    """[chunks] units before the end of each chunk, as far as `decide` took note of them; of the last one all units."""
+    """[chunks] units before the end of each chunk, for chunks whose ends are decided; for the last one all units."""
 
 
 LAYOUT = tuple_type(Layout)
@@ -101,7 +101,7 @@ def may_differ(space, value):
 
 @borrowing(boolean(SPACE, int64[::1], int64[::1]), inner=True)
 def share_devices(space, value, devices):
-    """Writes how many devices each stage has, [stages]; returns whether no slot decides it."""
+    """Writes how many devices each stage has, [stages]; returns whether these are the usual sizes, without slots."""
     num_ranks = space.ranks[value[space.first.pp]]
     left = space.scalars.num_devices
     usual = space.sizes[value[space.first.pp]]
@@ -120,8 +120,7 @@ def share_devices(space, value, devices):
 
 @borrowing(void(SPACE, int64[::1], LAYOUT), inner=True)
 def find_stages(space, value, layout):
-    """Writes devices and rows of the stages and of what is between them, of a plan whose slots before `shares` are
-    decided."""
+    """Writes devices and rows of the stages, and rows of the boundaries, from the slots before `shares`."""
     first, scalars = space.first, space.scalars
     devices, rows, boundaries = layout.devices, layout.rows, layout.boundaries
     pp, tp, middle, order = value[first.pp], value[first.tp], middle_of(space, value), value[first.order]
@@ -154,7 +153,13 @@ def sharing(space, value, row):
 
 @borrowing(int64(SPACE, int64[::1], int64, int64, boolean), inner=True)
 def share_of(space, value, number, kind, largest):
-    """Samples of a micro-batch for a rank of a kind, the largest share or the smallest; see `sharing`."""
+    """Samples of a micro-batch of the rank of one kind of devices that has most (`largest`), or least.
+
+    Args:
+        number: number of the stage, see `sharing`.
+        kind: number of the kind in the stage.
+        largest: whether the largest share is returned; else the smallest.
+    """
     total = space.kind_samples[number, value[space.first.micro_batches], value[space.first.shares], kind]
     each = space.kind_ranks[number, kind] * space.quanta[number]
     return (-(-total // each) if largest else total // each) * space.quanta[number]
@@ -162,7 +167,7 @@ def share_of(space, value, number, kind, largest):
 
 @borrowing(void(SPACE, int64[::1], int64, LAYOUT), inner=True)
 def look_from(space, value, kind, layout):
-    """Writes `stages` and `samples` as a kind of device sees them, the slowest kind first: see `LoweredPlan.views`."""
+    """Writes `stages` and `samples` of the view of one kind of devices, the slowest is 0; see `LoweredPlan.views`."""
     batch = space.scalars.global_batch // space.micro_batches[value[space.first.micro_batches]]
     within = space.degrees[value[space.first.tp]] * space.middles[middle_of(space, value)]
     for rank in range(space.ranks[value[space.first.pp]]):
@@ -203,7 +208,7 @@ def _hash_meshes(layout):
 
 @borrowing(void(float64[::1], int64, LAYOUT), inner=True)
 def set_mesh(sizes, samples, layout):
-    """Makes all stages of a layout stand on one mesh, [axes] ranks, over which `samples` samples must divide."""
+    """Sets the mesh of all stages of a layout: [axes] ranks, over which `samples` samples must divide evenly."""
     layout.frame[0].num_meshes = 1
     for axis in range(sizes.shape[0]):
         layout.sizes[0, axis] = sizes[axis]
@@ -213,9 +218,9 @@ def set_mesh(sizes, samples, layout):
 
 @borrowing(void(SPACE, int64[::1], LAYOUT), inner=True)
 def unlike_meshes(space, value, layout):
-    """Writes the distinct meshes of the stages, `sizes`, and the samples of a micro-batch that must divide over each.
+    """Writes `sizes`, the distinct meshes of the stages, and `divided`, the samples that must divide over each evenly.
 
-    `divided` is the share of one rank times the ranks. There is one mesh where all stages and ranks are alike.
+    These samples are the share of one rank times the ranks. If all stages and ranks are equal, there is one mesh.
     """
     batch = space.scalars.global_batch // space.micro_batches[value[space.first.micro_batches]]
     within = space.degrees[value[space.first.tp]] * space.middles[middle_of(space, value)]
@@ -236,7 +241,7 @@ def unlike_meshes(space, value, layout):
 
 @borrowing(void(SPACE, int64[::1], LAYOUT), inner=True)
 def set_layout(space, value, layout):
-    """Writes all of a layout but the ends of chunks, from the slots before `cut`."""
+    """Writes a layout, except for the ends of chunks, from the slots before `cut`."""
     first, frame = space.first, layout.frame[0]
     num_axes = layout.zero_axes.shape[0]
     num_ranks = space.ranks[value[first.pp]]
@@ -270,7 +275,7 @@ def cut_window(space, chunk, layout):
 
 @borrowing(void(SPACE, int64[::1], int64, LAYOUT), inner=True)
 def set_end(space, value, chunk, layout):
-    """Writes where a chunk ends, but the last one; the ends of all before it are known."""
+    """Writes the end of a chunk that is not the last one; the ends of the chunks before it must be known."""
     if chunk < layout.frame[0].num_chunks - 1:
         start, low, high = cut_window(space, chunk, layout)
         number = value[space.first.cut + chunk]
@@ -279,7 +284,7 @@ def set_end(space, value, chunk, layout):
 
 @borrowing(void(SPACE, int64[::1], int64, LAYOUT), inner=True)
 def decide_stages(space, value, count, layout):
-    """Writes what the first `count` slots decide of a layout."""
+    """Writes the parts of a layout that the first `count` slots decide."""
     if count >= space.first.cut:
         set_layout(space, value, layout)
         for chunk in range(min(count - space.first.cut, layout.frame[0].num_chunks - 1)):

@@ -1,4 +1,4 @@
-"""Levels of recomputation, see `automap.space.recomputation`: which units of a chunk are in which mode."""
+"""Levels of recomputation, see `automap.space.recomputation`: the recompute mode of each unit of a chunk."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ def mode_of(space, level, place, units):
 
 @borrowing(int64(SPACE, int64, int64, boolean[::1]), inner=True)
 def nearest_legal(space, slot, wanted, mask):
-    """The value that a slot has where `wanted` is asked for: it, if it is legal, else the first legal one.
+    """The legal value that replaces a wanted one: the wanted value if it is legal, else the first legal one.
 
-    Of levels of recomputation it is the nearest legal one, the heavier of two, which needs less memory.
+    For a level of recomputation, it is the nearest legal one; of two at equal distance the heavier one, which needs
+    less memory.
     """
     num_values = mask.shape[0]
     if 0 <= wanted < num_values and mask[wanted]:

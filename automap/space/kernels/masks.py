@@ -1,5 +1,5 @@
-"""Rules of the decisions that have some: how many devices a stage may get, how samples are shared out over unlike
-devices, which levels of recomputation and which signatures are legal. `automap.space.kernels.stepper` applies them."""
+"""Legal values: how many devices a stage may get, how samples may be shared out over unlike devices, and which levels
+of recomputation and signatures are legal. `automap.space.kernels.stepper` uses these rules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from automap.space.kernels.records import SPACE
 
 @borrowing(int64(SPACE, int64[::1], int64), inner=True)
 def shape_node(space, value, count):
-    """Row of `SpaceArrays.shape_nodes` where the first `count` values lead."""
+    """Row of `SpaceArrays.shape_nodes` with the first `count` values."""
     node = 0
     for slot in range(min(count, space.first.schedule)):
         node = space.shape_nodes[node].first_child
@@ -29,7 +29,7 @@ def shape_node(space, value, count):
 
 @borrowing(void(SPACE, int64[::1], int64, boolean[::1]), inner=True)
 def size_mask(space, value, stage, mask):
-    """Writes how many parts of the cluster a stage may get, [parts]; 0 stands for an even share."""
+    """Writes whether a stage may get each number of parts of the cluster, [parts]; 0 stands for an even share."""
     first, scalars = space.first, space.scalars
     num_ranks = space.ranks[value[first.pp]]
     even = space.sizes[value[first.pp]]
@@ -51,9 +51,9 @@ def size_mask(space, value, stage, mask):
 
 @borrowing(void(SPACE, int64[::1], LAYOUT, boolean[::1]), inner=True)
 def share_mask(space, value, layout, mask):
-    """Writes which ways to share out the samples of a micro-batch, [values], give other samples than the ways before.
+    """Writes whether each way to share out the samples of a micro-batch, [values], differs from all ways before it.
 
-    `layout` has the devices of the stages, see `find_stages`.
+    `layout` must have the devices of the stages, see `find_stages`.
     """
     count = value[space.first.micro_batches]
     several = False
@@ -80,7 +80,8 @@ def copy(source, mask):
 
 @borrowing(boolean(SPACE, LAYOUT, int64, int64, boolean), inner=True, forceinline=True)
 def _obeys(space, layout, rank, level, wholly):
-    """Whether a level of recomputation obeys the constraints for it on a rank, and `wholly` those against it."""
+    """Whether a level obeys the constraints on a rank that demand recomputation and, if `wholly`, those that forbid
+    it."""
     frame, ends = layout.frame[0], layout.ends
     for chunk in range(rank, frame.num_chunks, frame.num_ranks):
         start = ends[chunk - 1] if chunk > 0 else 0
@@ -95,8 +96,8 @@ def _obeys(space, layout, rank, level, wholly):
 def level_mask(space, layout, rank, mask):
     """Writes which levels of recomputation are legal on a pipeline rank, [levels].
 
-    Where the rank holds units that must and units that must not be recomputed, and no level does both, the former win;
-    where no level obeys, all are legal.
+    If no level obeys all constraints, those that demand recomputation count and those that forbid it do not. If no
+    level obeys these either, all levels are legal.
     """
     legal = space.legal_levels[layout.frame[0].num_chunks]
     if space.scalars.binds_modes == 0:
@@ -114,17 +115,17 @@ def level_mask(space, layout, rank, mask):
 
 @borrowing(void(TABLES, SPACE, int64, int64, int64[:, ::1], float64[:, ::1], int64[::1], boolean[::1]))
 def signature_mask(tables, space, group, axis, chosen, sizes, samples, mask):
-    """Writes which signatures of a linkage group are legal on a mesh axis: what divides and obeys the constraints.
+    """Writes which signatures of a linkage group are legal on a mesh axis: those that divide and obey the constraints.
 
-    Where no signature obeys, what divides is legal; an axis of one rank leaves the operators whole. Stages share their
-    signatures: what is legal is legal on the meshes of all.
+    If no signature obeys the constraints, all that divide are legal. On an axis of one rank the operators are whole.
+    All stages have the same signatures, so a legal one must divide on the meshes of all stages.
 
     Args:
         group: row of `space.groups`.
         chosen: [operator rows, axes] signatures of the group's members on the axes before; those on `axis` and after
             are overwritten.
         sizes: [meshes, axes] ranks of each axis.
-        samples: [meshes] samples of a micro-batch that must divide.
+        samples: [meshes] samples of a micro-batch that must divide evenly.
         mask: [values], written.
     """
     about = space.groups[group]
@@ -163,7 +164,7 @@ def assign(space, group, axis, value, chosen):
 
 @kernel(float64(TABLES, SPACE, int64, int64, int64[:, ::1], float64[:, ::1], int64[::1]), inner=True)
 def count_signatures(tables, space, group, axis, chosen, sizes, samples):
-    """In how many ways the signatures of a group may be chosen on `axis` and all after it; see `signature_mask`."""
+    """Number of ways to choose the signatures of a group on `axis` and on all later axes, see `signature_mask`."""
     mask = np.empty(space.groups[group].num_values, np.bool_)
     signature_mask(tables, space, group, axis, chosen, sizes, samples, mask)
     total = 0.0

@@ -1,6 +1,6 @@
 """Many plans of one space at once: values of the space's slots in, seconds and overflow out, all compiled.
 
-`tie_many` works out only what tied parameters cost beside their readers.
+`tie_many` computes only the costs of tied parameters beyond those of their readers.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ def price_many(compiled, values, exact, out):
 
     Args:
         values: [n, slots]; signatures may be -1, undecided.
-        exact: simulate the schedule of complete plans; otherwise bound them, and all completions, from below.
-        out: [n, 2] seconds of a step; largest share of its memory by which a device overflows. Written.
+        exact: whether the schedule of complete plans is simulated; otherwise the results are lower bounds on all
+            completions.
+        out: [n, 2] written: seconds of a step, and the bytes by which the fullest device exceeds its memory, as a share
+            of that memory.
     """
     _price_all(compiled, values, exact, out, new_workspace(compiled))
 
@@ -55,10 +57,10 @@ def _tie_all(compiled, values, out, workspace):
 
 @kernel(void(COMPILED, int64[:, ::1], TIE[:, ::1]))
 def tie_many(compiled, values, out):
-    """What parameters that two units read cost in plans beside their readers, see `TiedParameters`.
+    """Writes the costs of tied parameters in plans beyond those of their readers, see `TiedParameters`.
 
     Args:
         values: [n, slots].
-        out: [n, ties] written. Of `excess` and `exchanged` only one holds: the first where both ranks are the same.
+        out: [n, ties] written. `excess` counts if both ranks are the same, else `exchanged`.
     """
     _tie_all(compiled, values, out, new_workspace(compiled))

@@ -1,9 +1,9 @@
-"""What the plan in a workspace costs; all compiled.
+"""The price of the plan in a workspace; all compiled.
 
-`cost_rows` prices the rows and `finish` puts the step together. Where signatures are undecided the costs are lower
-bounds. What a unit costs in its surroundings is remembered (`UnitCache`), since plans that are priced one after another
-have most of it in common. The arithmetic is that of `unit_cost` and `step`, in the same order as in
-`Evaluator.evaluate`: the results are identical floats.
+`cost_rows` prices the rows, and `finish` computes the step from them. If signatures are undecided, the results are
+lower bounds. Costs of rows are cached (`UnitCache`), since plans that are priced one after another have most rows in
+common. The arithmetic is that of `unit_cost` and `step`, in the same order as in `Evaluator.evaluate`, so the results
+are identical floats.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ir.factors import PARTIAL
 
 @borrowing(void(COMPILED, int64, boolean, int64[:, ::1], int64[::1]), inner=True)
 def outgoing(compiled, unit_type, is_sent, chosen, placement):
-    """Writes the placement in which a unit's crossing tensor leaves it; UNKNOWN where it is undecided.
+    """Writes the placement of the tensor that crosses out of a unit; UNKNOWN where it is undecided.
 
     Args:
         unit_type: type of the unit, or -1 before the first.
@@ -49,11 +49,11 @@ def outgoing(compiled, unit_type, is_sent, chosen, placement):
 
 @borrowing(types.UniTuple(int64, 2)(WORKSPACE, int64), inner=True)
 def _hashes(workspace, number):
-    """Two hashes of all that the costs of a row depend on, neither of them zero."""
+    """Two hashes of everything on which the costs of a row depend, neither of them zero."""
     row, layout, hashes = workspace.rows[number], workspace.draft.layout, workspace.draft.hashes
     word = row.type * 16 + row.mode
     for a in range(workspace.incoming.shape[0]):
-        # Placements are few: those below 0, and the dims of a tensor.
+        # A placement needs few bits: it is a constant below 0 or a dim of a tensor.
         word = (word << 6) + 2 * (row.incoming[a] - SUMMED) + int64(layout.zero_axes[a])
     one, two = mix(hashes[row.type, 0], hashes[row.type, 1], word)
     one, two = mix(one, two, layout.stages[row.rank])
@@ -63,11 +63,12 @@ def _hashes(workspace, number):
 
 @borrowing(boolean(COMPILED, int64, int64, int64, WORKSPACE), inner=True)
 def _recall(compiled, one, two, number, workspace):
-    """Writes the costs of a row if they are known: they are there, or an earlier row or the cache has the same.
+    """Writes the costs of a row if the row itself, an earlier row or the cache has them; returns whether one has.
 
     Args:
-        one: hash of what the costs depend on, see `_hashes`.
+        one: hash of everything on which the costs depend, see `_hashes`.
         two: the other hash.
+        number: number of the row.
     """
     keys, costs, covered, cache = workspace.keys, workspace.costs, workspace.covered, compiled.cache
     if keys[number, 0] == one and keys[number, 1] == two:
@@ -88,10 +89,10 @@ def _recall(compiled, one, two, number, workspace):
 
 @borrowing(void(COMPILED, int64, WORKSPACE), inner=True)
 def cost_rows(compiled, kind, workspace):
-    """Prices the rows that see a unit type.
+    """Prices the rows whose costs depend on a unit type: its own, and those of the units after it.
 
     Args:
-        kind: unit type whose signatures changed, or -1: all rows.
+        kind: unit type whose signatures changed; -1: all rows.
         workspace: `costs` and `covered` are written.
     """
     rows, cache = workspace.rows, compiled.cache
@@ -139,7 +140,7 @@ def _cost_row(compiled, number, workspace):
     covered = unit_cost(tables, unit, recomputed, incoming, crossing, stage, workspace.unit, cost)
     workspace.covered[number] = covered
     if row.mode == num_modes:
-        # Whatever mode leaves least: nothing is faster than a unit that does not run again, others may keep less of it.
+        # The least of all modes: a unit is fastest without recomputation, and other modes may save fewer bytes.
         for mode in range(1, num_modes):
             if space.modes[mode]:
                 again = space.masks[mode, first:last]
@@ -150,7 +151,7 @@ def _cost_row(compiled, number, workspace):
 
 @borrowing(boolean(COMPILED, WORKSPACE), inner=True)
 def _is_tied(compiled, workspace):
-    """Whether `Workspace.tied` holds what `tie` would write; takes note that it soon does."""
+    """Whether `Workspace.tied` already holds the results of `tie`; writes the new key if it does not."""
     space, layout, known = compiled.space, workspace.draft.layout, workspace.tied_key
     hashes, home = workspace.draft.hashes, workspace.home
     one, two = SEEDS
@@ -171,7 +172,7 @@ def _is_tied(compiled, workspace):
 
 @borrowing(void(COMPILED, WORKSPACE), inner=True)
 def tie(compiled, workspace):
-    """Writes what parameters that two units read cost beside them, see `step`."""
+    """Writes `Workspace.tied`: the costs of parameters that two units read, beyond those of the units."""
     tables, space, layout = compiled.tables, compiled.space, workspace.draft.layout
     alone, together, shares, chosen = workspace.alone, workspace.together, workspace.tied_shares, workspace.draft.chosen
     for t in range(space.tied.shape[0]):
@@ -183,7 +184,7 @@ def tie(compiled, workspace):
             uses += 1.0
             read_too(tables, about.one_reader, 0, chosen, together)
         for earlier in range(about.first, t):
-            # A rank that has the parameter for an earlier unit needs it from no other.
+            # If an earlier unit of this rank reads the parameter, the tie is within the rank.
             if workspace.home[space.tied[earlier].other] == other:
                 one = other
                 uses += 1.0
@@ -200,7 +201,7 @@ def tie(compiled, workspace):
             write_share(together, elements, is_trained, there, shares[2])
             write_tie(uses, shares, row)
             continue
-        # Each of the two ranks holds it as all its units require it.
+        # Each of the two ranks holds the parameter in the placement for all of its units.
         read_too(tables, about.one_reader, 0, chosen, together)
         following = about.first
         while following < space.tied.shape[0] and space.tied[following].first == about.first:
@@ -219,11 +220,12 @@ def tie(compiled, workspace):
 
 @borrowing(void(COMPILED, WORKSPACE, boolean, float64[::1]), inner=True, apart=True)
 def finish(compiled, workspace, exact, out):
-    """The step of the priced rows.
+    """Computes the step from the priced rows.
 
     Args:
         workspace: `tied`, `parts` and `ranks` are written.
-        out: [2] seconds of a step; largest share of its memory by which a device overflows. Written.
+        exact: whether the schedule is simulated; otherwise the results are lower bounds.
+        out: [2] seconds of a step, and overflow; written.
     """
     space, layout, counts = compiled.space, workspace.draft.layout, workspace.counts[0]
     frame = layout.frame[0]
@@ -269,13 +271,16 @@ def finish(compiled, workspace, exact, out):
 
 @borrowing(void(COMPILED, int64[::1], WORKSPACE, boolean, float64[::1]), inner=True)
 def price_one(compiled, value, workspace, exact, out):
-    """Prices the rows and the step: of a plan with unlike shares as every kind of device sees it, the most of each.
+    """Prices a plan: its rows and its step. A plan with unlike shares is priced in each of `LoweredPlan.views`, and the
+    largest seconds and overflow count.
 
-    A bound looks at the slowest kind alone, which the plan takes no less than.
+    For a lower bound, the view of the slowest kind suffices.
 
     Args:
         value: [slots].
         workspace: with layout, rows and signatures.
+        exact: whether the schedule is simulated; otherwise the results are lower bounds.
+        out: [2] seconds of a step, and overflow; written.
     """
     space = compiled.space
     seconds, over = 0.0, -math.inf

@@ -1,8 +1,8 @@
-"""Rows of the kernels of a plan space: what `automap.space.compile` builds and every kernel of the space reads.
+"""A plan space as arrays, which `automap.space.compile` builds and every kernel of the space reads.
 
-Everything here belongs to a space and to no plan. Tables whose rows have several meanings are structured arrays, read
-by field: `space.groups[group].first_member`. The distinct stages are all the stages that some plan of the space has,
-told apart by hardware, links and mesh; other arrays refer to them by row. Units: seconds, bytes, samples, devices.
+Everything here belongs to a space and to no plan. Tables with several fields are structured arrays, read by field:
+`space.groups[group].first_member`. The *distinct stages* are the stages of all plans of the space that differ in
+hardware, links or mesh; other arrays refer to them by row. Units: seconds, bytes, samples, devices.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from automap.price.kernels.unit_workspace import OperatorMemory
 class FirstSlots(NamedTuple):
     """Number of the first slot of each kind of decision, in the order in which they are decided.
 
-    Slots of one kind follow each other: a kind whose number equals the next one's has no slots.
+    The slots of a kind are consecutive. A kind without slots has the same number as the next kind.
     """
 
     pp: int
@@ -66,9 +66,9 @@ class Scalars(NamedTuple):
     longest: int
     """Stages of the longest pipeline whose stages may have unlike numbers of devices."""
     most_meshes: int
-    """Most rows that `unlike_meshes` writes."""
+    """Largest number of rows that `unlike_meshes` writes."""
     most_values: int
-    """Values of the slot that has most."""
+    """Largest number of values of a slot."""
     orders_one: int
     """Whether the order of the devices matters to a pipeline of one stage, 0 or 1."""
     proportional: int
@@ -105,14 +105,15 @@ TIED = np.dtype(
 LEVEL = np.dtype([("light", np.int64), ("heavy", np.int64), ("steps", np.int64)])
 """A level of recomputation, see `automap.space.recomputation.Level`."""
 USUAL_LAYOUT = np.dtype([("first", np.int64), ("is_uniform", np.bool_)])
-"""Layout of stages whose sizes no slot decides: row of `SpaceArrays.stages` of its first rank, -1 = no such layout; and
-whether one rank stands for all."""
+"""Layout of stages of the usual sizes, which no slot decides: row of its first rank in `SpaceArrays.stages`, -1 = no
+such layout; and whether all ranks have equal costs, so that one rank is priced for all."""
 SHAPE_NODE = np.dtype([("first_child", np.int64), ("num_children", np.int64), ("value", np.int64), ("shape", np.int64)])
-"""A decided beginning of a shape's values: its continuations by one value, which follow each other in ascending order;
-the last value of the beginning; the number of the shape where all are decided, else -1."""
+"""A node of the tree of shapes, for the first values of a shape: its children, one for each possible next value, which
+are consecutive and in ascending order; the last of its values; and the number of the shape if all values are decided,
+else -1."""
 MOVED = np.dtype([("until", np.float64), ("is_numbered", np.bool_)])
-"""How often a move varies a kind of slot: the upper end of its interval in [0, 1); and whether a plan may have several
-slots of the kind, of which one is drawn."""
+"""Probability that a move of one decision varies a kind of slot, as the upper end of the kind's interval in [0, 1); and
+whether a plan may have several slots of the kind, of which one is drawn."""
 
 
 class SpaceArrays(NamedTuple):
@@ -123,11 +124,11 @@ class SpaceArrays(NamedTuple):
     moved: Annotated[Rows, rows_type(MOVED)]
     """[kinds of decisions] see `MOVED`."""
     shape_nodes: Annotated[Rows, rows_type(SHAPE_NODE)]
-    """[decided beginnings of shapes] see `SHAPE_NODE`; the empty beginning first."""
+    """[nodes of the tree of shapes] see `SHAPE_NODE`; the root first."""
     ranks: Ints
     """Pipeline ranks by the value of the slot `pp`."""
     sizes: Ints
-    """Devices of each rank but the first one by the value of the slot `pp`; that one has what is left."""
+    """By the value of the slot `pp`: devices of each rank except the first one, which has the remaining devices."""
     degrees: Ints
     """Values of the slot `tp`."""
     middles: Ints
@@ -157,16 +158,17 @@ class SpaceArrays(NamedTuple):
     tied: Annotated[Rows, rows_type(TIED)]
     """[pairs of units that share a parameter] see `TIED`."""
     levels: Annotated[Rows, rows_type(LEVEL)]
-    """[levels + 1] see `LEVEL`. The last one can be chosen by no plan: whatever mode leaves least of each unit, for
-    lower bounds; its mode is the number of modes."""
+    """[levels + 1] see `LEVEL`. The last one is for lower bounds and in no plan: each unit has the least costs of all
+    modes; its mode is the number of modes."""
     mixed: Ints
     """[distinct stages] number among those of several kinds of devices, or -1."""
     quanta: Ints
-    """[stages of several kinds] samples of a rank come in multiples of this."""
+    """[stages of several kinds] the samples of a rank are a multiple of this."""
     kind_rows: Ints2
     """[stages of several kinds, kinds] row of the distinct stage as if it consisted of each kind."""
     kind_ranks: Ints2
-    """[stages of several kinds, kinds] ranks of the outer axis of each kind; of fewer kinds the last is repeated."""
+    """[stages of several kinds, kinds] ranks of the outer axis with each kind; a stage with fewer kinds repeats its
+    last one."""
     weight: Floats
     """[units + 1] weight of all units before each, strictly rising."""
     capacity: Floats
@@ -174,7 +176,7 @@ class SpaceArrays(NamedTuple):
     speed: Floats
     """[distinct stages] relative speed of the stage."""
     send_latency_s: Floats
-    """[boundaries] seconds of a transfer to the next rank, whatever its size; first those after `stages`."""
+    """[boundaries] seconds of an empty message to the next rank; first those after each of `stages`."""
     send_bytes_per_s: Floats
     """[boundaries] bandwidth to the next rank."""
     tied_elements: Floats
@@ -193,7 +195,7 @@ class SpaceArrays(NamedTuple):
     """[chunks + 1, chunks, 2] first and last legal end of each chunk, by the number of chunks."""
     share_ways: Ints3
     """[stages of several kinds, values of `micro_batches`, values of `shares`] the first way to share out samples that
-    is the same; 0: even shares."""
+    gives the same samples; 0: even shares."""
     send_rows: Ints4
     """[order, parts before, parts of the last stage among them, parts of the next] boundary, or -1; the first stage
     follows the last one."""
@@ -207,22 +209,22 @@ class SpaceArrays(NamedTuple):
     fills: Mask5
     """[inner, middle, micro-batches, stages, parts + 1] see `ways_to_fill`."""
     masks: Mask2
-    """[modes, operator rows] operators that each recompute mode runs again."""
+    """[modes, operator rows] whether each recompute mode recomputes an operator."""
     silent: Mask
-    """[types] whether units run nothing again in any mode, for nothing in them or before them is trained."""
+    """[types] whether no mode recomputes anything in such units, since nothing in them or before them is trained."""
     obeys: Mask2
-    """[axes, values of all groups] signatures that the user's constraints leave."""
+    """[axes, values of all groups] whether a signature obeys the user's constraints."""
     kept: Mask2
-    """[units, modes] modes that obey constraints against recomputation."""
+    """[units, modes] whether a mode obeys the constraints that forbid recomputation."""
     again: Mask2
-    """[units, modes] modes that obey constraints for recomputation."""
+    """[units, modes] whether a mode obeys the constraints that demand recomputation."""
     legal_levels: Mask2
-    """[chunks + 1, levels] levels that may be chosen, by the number of chunks."""
+    """[chunks + 1, levels] whether a level may be chosen, by the number of chunks."""
     modes: Mask
-    """[modes] recompute modes that the trainer, the target and `hints.fix` leave."""
+    """[modes] whether trainer, target and `hints.fix` allow a recompute mode."""
     zeros: Mask2
-    """[3, 4] ZeRO stages that `hints.fix` and the target leave: to plans whose outer axis alone has several ranks, to
-    those with other axes, and to pipelines."""
+    """[3, 4] whether `hints.fix` and the target allow a ZeRO stage: in plans whose outer axis alone has several ranks,
+    in plans with other axes, and in pipelines."""
 
 
 SPACE = tuple_type(SpaceArrays)
@@ -230,23 +232,24 @@ SPACE = tuple_type(SpaceArrays)
 
 
 class UnitCache(NamedTuple):
-    """What was worked out before about one problem, found by two hashes of all that it depends on.
+    """The caches of one problem. Their keys are two hashes of everything on which an entry depends.
 
-    Plans that are priced one after another have most of it in common. A later entry takes the place of an earlier one.
+    Plans that are priced one after another have most entries in common. A new entry replaces an older one in the same
+    place.
     """
 
     keys: Ints2
-    """[REMEMBERED, 2] hashes of a unit and its surroundings; zeros where there is nothing."""
+    """[REMEMBERED, 2] hashes of a unit row, see `automap.space.kernels.workspace.ROW`; zeros in an empty entry."""
     costs: Annotated[Rows, UNIT_IN_STEP[::1]]
-    """[REMEMBERED] what a step depends on of the costs of the unit, see `UnitInStepRow`."""
+    """[REMEMBERED] costs of the unit, see `UnitInStepRow`."""
     covered: Mask
     """[REMEMBERED] whether the unit is recomputed as a whole."""
     operators: OperatorMemory
-    """What operators add to their units by their own signatures."""
+    """Costs of operators that depend on their own signatures alone."""
     legal: Ints2
     """[REMEMBERED_LEGAL, 3] hashes of a linkage group on meshes of stages; legal signatures there, as bits."""
     plans: Ints2
-    """[REMEMBERED_PLANS, 2] hashes of a plan, or of a partial one; zeros where there is nothing."""
+    """[REMEMBERED_PLANS, 2] hashes of a plan or of a partial plan; zeros in an empty entry."""
     prices: Floats2
     """[REMEMBERED_PLANS, 2] seconds and overflow of the plan, or bounds of the partial one."""
 
@@ -256,7 +259,7 @@ UNIT_CACHE = tuple_type(UnitCache)
 
 
 class Compiled(NamedTuple):
-    """All that a kernel of a plan space reads."""
+    """The arguments that all kernels of a plan space share."""
 
     tables: Arrays
     """Operators, operands and tensors of the model."""

@@ -1,4 +1,4 @@
-"""Plans of a space drawn at random, many in one compiled call."""
+"""Random plans of a space, many in one compiled call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from automap.space.kernels.stepper import decide, is_idle, legal_values
 
 @borrowing(int64(boolean[::1], float64), inner=True)
 def _drawn(mask, number):
-    """The true entry of `mask` that `number`, in [0, 1), points at."""
+    """The index of a true entry of `mask`, chosen by `number` in [0, 1); all true entries have equal intervals."""
     legal = 0
     for value in range(mask.shape[0]):
         legal += mask[value]
@@ -40,10 +40,10 @@ def _sample(compiled, numbers, values, draft):
 
 @kernel(void(COMPILED, float64[:, ::1], int64[:, ::1]))
 def sample_many(compiled, numbers, values):
-    """Completes plans whose shapes are decided by uniform choices among the legal values of each slot.
+    """Completes plans whose shapes are decided, by uniform choices among the legal values of each slot.
 
     Args:
-        numbers: [n, slots] in [0, 1), which the choices follow.
-        values: [n, slots], those of the shape given, the others written.
+        numbers: [n, slots] random numbers in [0, 1) for the choices.
+        values: [n, slots]; the values of the shape are read, all others are written.
     """
     _sample(compiled, numbers, values, new_draft(compiled))

@@ -1,8 +1,7 @@
-"""The stepper: which values may follow the first decisions of a plan.
+"""The stepper: the legal values of each slot after the decisions before it.
 
-Legality, sampling, neighbours and environments all call it. Slots are decided in their order. `legal_values` says which
-values a slot may have. `decide` records the value that was chosen, so that the draft always has what the next slot
-depends on.
+Sampling, neighbours and environments all use it. Slots are decided in their order: `legal_values` writes the legal
+values of a slot, and `decide` records the chosen one in the draft, on which the legal values of the next slot depend.
 """
 
 from __future__ import annotations
@@ -29,15 +28,16 @@ from automap.space.kernels.records import COMPILED, SPACE
 
 @borrowing(types.UniTuple(int64, 2)(SPACE, int64[::1], int64, LAYOUT), inner=True)
 def active_slots(space, value, slot, layout):
-    """How many slots decide something in a plan, of the kind of decision that a slot belongs to.
+    """The slots that decide something in a plan, among all slots of the same kind as a slot.
 
     Args:
         value: [slots] values; those before `slot` are decided.
-        layout: of the plan; it is read for the slots from `cut` on.
+        slot: the slot.
+        layout: layout of the plan; it is read for slots from `cut` on.
 
     Returns:
-        Number of the first slot of the kind, and how many slots decide something: the slots after these have one
-        value, 0. Every slot of a shape or of a signature is counted by itself.
+        Number of the first slot of the kind, and how many slots from there on decide something. All further slots of
+        the kind have the only value 0. For slots of a shape or of a signature, the slot itself counts as a kind.
     """
     first, frame = space.first, layout.frame[0]
     if slot < first.schedule or slot >= first.signature:
@@ -64,7 +64,7 @@ def active_slots(space, value, slot, layout):
 def is_idle(space, slot, layout):
     """Whether a slot belongs to a chunk or a rank that the pipeline of `layout` does not have; its value is then 0.
 
-    There is room for the longest pipeline, so most of these slots decide nothing: loops over all slots skip them.
+    There are slots for the longest pipeline, so most of them decide nothing in shorter ones; loops skip these.
     """
     first, frame = space.first, layout.frame[0]
     is_cut = first.cut + frame.num_chunks - 1 <= slot < first.recompute
@@ -73,15 +73,16 @@ def is_idle(space, slot, layout):
 
 @borrowing(int64(COMPILED, int64[::1], int64, DRAFT), inner=True)
 def legal_values(compiled, value, slot, draft):
-    """Writes which values of a slot may follow those before it into `draft.mask`; at least one always may.
+    """Writes which values of a slot are legal after the values before it into `draft.mask`; at least one always is.
 
     Args:
         value: [slots] values; those before `slot` are decided.
-        draft: in which all slots before were decided, see `decide`.
+        slot: the slot.
+        draft: a draft in which all slots before are decided, see `decide`.
 
     Returns:
-        How many values the slot has here, legal or not. It is 1 where the slot decides nothing, like the slot of a
-        stage that the pipeline does not have: then its only value is 0.
+        Number of values of the slot in this plan, legal or not. It is 1, for the value 0, if the slot decides nothing,
+        such as the slot of a stage that the pipeline does not have.
     """
     space, mask, layout = compiled.space, draft.mask, draft.layout
     first = space.first
@@ -132,7 +133,7 @@ def legal_values(compiled, value, slot, draft):
 
 @borrowing(void(SPACE, int64[::1], int64, DRAFT), inner=True)
 def decide(space, value, slot, draft):
-    """Takes note of `value[slot]`, the values before it being decided."""
+    """Records the value of a slot, `value[slot]`, in the draft; the slots before it must be decided."""
     first = space.first
     if slot == first.shares:
         set_layout(space, value, draft.layout)
@@ -145,11 +146,11 @@ def decide(space, value, slot, draft):
 
 @borrowing(int64(COMPILED, int64[::1], int64, DRAFT), apart=True)
 def follow(compiled, value, count, draft):
-    """Decides the first `count` slots and looks at the next one.
+    """Decides the first `count` slots and finds the legal values of the next one.
 
     Args:
         value: [slots], the first `count` of which are decided.
-        draft: its layout is written and, of signatures, those of the linkage group that slot `count` belongs to.
+        draft: written: its layout and, if slot `count` is a signature, the signatures of the same linkage group.
 
     Returns:
         See `legal_values`; 0 after the last slot.
@@ -169,7 +170,7 @@ def repair(compiled, kept, value, draft):
     """Replaces each value that is not legal after those before it, see `nearest_legal`.
 
     Args:
-        kept: number of the first values that are known to be legal.
+        kept: number of first values that are known to be legal.
         value: [slots] or fewer, read and written.
     """
     for slot in range(value.shape[0]):
@@ -188,7 +189,7 @@ def repair_many(compiled, kept, values, draft):
 
 @borrowing(int64(COMPILED, int64[::1], int64, DRAFT, boolean[:, ::1], int64[:, ::1]), inner=True)
 def _list_signatures(compiled, value, group, draft, masks, found):
-    """`list_signatures` with memory for the legal values of each axis, [axes, values]."""
+    """`list_signatures` with scratch memory for the legal values of each axis, [axes, values]."""
     space, num_axes, num_values = compiled.space, draft.picked.shape[1], masks.shape[1]
     begin = space.first.signature + group * num_axes
     follow(compiled, value, begin, draft)
@@ -216,10 +217,10 @@ def _list_signatures(compiled, value, group, draft, masks, found):
 
 @kernel(int64(COMPILED, int64[::1], int64, DRAFT, int64[:, ::1]))
 def list_signatures(compiled, value, group, draft, found):
-    """Lists the legal values of a linkage group's slots on all axes, in rising order.
+    """Lists the legal combinations of values of a linkage group's slots on all axes, in ascending order.
 
     Args:
-        value: [slots], decided as far as the groups; the group's own slots are written.
+        value: [slots], of which those before the signatures are decided; the group's own slots are written.
         group: number of the group.
         found: [combinations, axes] written.
 
@@ -232,13 +233,13 @@ def list_signatures(compiled, value, group, draft, found):
 
 @borrowing(void(COMPILED, int64[::1], int64, DRAFT, boolean[:, ::1]))
 def legal_on_axis(compiled, value, axis, draft, found):
-    """Writes which signatures of every linkage group are legal on an axis, whatever the other groups have.
+    """Writes which signatures of every linkage group are legal on an axis; groups do not depend on one another.
 
     Args:
         value: [slots] values; those before the signatures are decided, and those of signatures on the axes before.
         axis: number of the axis.
         draft: a draft, written.
-        found: [groups, values], written; false after the values that a group has.
+        found: [groups, values], written; false after the last value of a group.
     """
     space, num_axes = compiled.space, draft.picked.shape[1]
     decide_stages(space, value, space.first.signature, draft.layout)
@@ -253,7 +254,7 @@ def legal_on_axis(compiled, value, axis, draft, found):
 
 @borrowing(void(COMPILED, int64[::1], DRAFT, boolean[:, ::1]))
 def legal_on_ranks(compiled, value, draft, found):
-    """Writes which levels of recomputation are legal on every pipeline rank, whatever the other ranks have.
+    """Writes which levels of recomputation are legal on every pipeline rank; ranks do not depend on one another.
 
     Args:
         value: [slots] values; those before the levels are decided.

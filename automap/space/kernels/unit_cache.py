@@ -1,4 +1,4 @@
-"""The cache that kernels keep of one problem, empty; see `UnitCache`."""
+"""Sizes of the caches of one problem, see `UnitCache`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from automap.price.kernels.unit_workspace import new_operator_memory
 from automap.space.kernels.records import UnitCache
 
 REMEMBERED = 1 << 14
-"""Units in a cache, 3 MB of costs; a power of two, as the others."""
+"""Units in a cache, 3 MB of costs (assumed); a power of two, as the other sizes are."""
 REMEMBERED_LEGAL = 1 << 17
 """Groups on meshes in a cache, 3 MB (assumed): mixtral-8x7b on 32 devices has far more than 2^14 of them."""
 REMEMBERED_PLANS = 1 << 17
@@ -17,7 +17,7 @@ REMEMBERED_PLANS = 1 << 17
 REMEMBERED_OPERATORS = 1 << 13
 """Products in a cache, 4 MB (assumed)."""
 BITS = 62
-"""Most signatures of a group whose legality is remembered."""
+"""Largest number of signatures of a group whose legality is cached, as bits of one number."""
 
 
 def new_cache() -> UnitCache:

@@ -1,7 +1,7 @@
-"""Workspace: one plan of a space made ready for pricing, from values of the slots to rows of unit costs; all compiled.
+"""Workspace: one plan of a space prepared for pricing, with a row for each distinct unit; all compiled.
 
-Equal units in equal surroundings share a row. `set_rows` reads everything but signatures, `pick` one signature of a
-linkage group, which may be undecided, -1. `automap.space.kernels.price_one` prices what the workspace holds.
+Units with equal costs share a row. `set_rows` writes the rows from all slots but the signatures; `pick` writes one
+signature of a linkage group, which may be -1, undecided. `automap.space.kernels.price_one` prices the rows.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ROW = np.dtype(
         ("incoming", np.int64, (MAX_AXES,)),  # placement of the tensor that crosses into the unit
     ]
 )
-"""Surroundings of equal units of one plan: all that their costs depend on but their signatures."""
+"""A row for equal units of one plan: everything but signatures on which their costs depend."""
 
 
 class Workspace(NamedTuple):
@@ -56,13 +56,13 @@ class Workspace(NamedTuple):
     rows: Annotated[Rows, rows_type(ROW)]
     """[rows] see `ROW`."""
     costs: Annotated[Rows, rows_type(UNIT_IN_STEP_DTYPE)]
-    """[rows] what a step depends on of the costs of one unit of each row, see `UnitInStepRow`."""
+    """[rows] costs of one unit of each row, see `UnitInStepRow`."""
     zero_s: Floats2
-    """[rows, 4] what `zero_s` says of a unit of each row."""
+    """[rows, 4] `automap.price.kernels.passes.zero_s` of a unit of each row."""
     zero_stages: Floats
-    """[rows] ZeRO stage for which it said that; -1 where these are costs of another unit."""
+    """[rows] ZeRO stage for which `zero_s` was computed; -1 if it must be computed again."""
     keys: Ints2
-    """[rows, 2] hashes of all that these costs depend on; zeros where there are none."""
+    """[rows, 2] hashes of everything on which `costs` depend; zeros where there are no costs."""
     covered: Mask
     """[rows] whether the unit is recomputed as a whole."""
     parts: Annotated[Rows, rows_type(PART_DTYPE)]
@@ -72,24 +72,24 @@ class Workspace(NamedTuple):
     home: Ints
     """[units] pipeline rank of each unit."""
     prepared: Ints2
-    """[types, 5] distinct stage, samples of a micro-batch and axes of ZeRO for which `unit` holds the unit type, or -1;
-    `Draft.hashes` of the signatures with which it does."""
+    """[types, 5] distinct stage, samples of a micro-batch and axes of ZeRO for which `unit` holds the costs of a unit
+    type, or -1; and `Draft.hashes` of the signatures."""
     incoming: Ints
     """[axes] scratch for a placement."""
     tied: Annotated[Rows, rows_type(TIE_DTYPE)]
     """[pairs of units that share a parameter] see `TieRow`."""
     tied_key: Ints
-    """[2] hashes of all that `tied` depends on; zeros where it holds nothing."""
+    """[2] hashes of everything on which `tied` depends; zeros where it holds nothing."""
     alone: Annotated[Rows, rows_type(READING_DTYPE)]
-    """[axes] scratch: how one unit reads a tied parameter."""
+    """[axes] scratch: the reading of a tied parameter by one unit."""
     together: Annotated[Rows, rows_type(READING_DTYPE)]
-    """[axes] scratch: how all units of a rank read it."""
+    """[axes] scratch: the reading of it by all units of a rank."""
     tied_shares: Annotated[Rows, rows_type(SHARE_DTYPE)]
-    """[3] scratch: what a rank has of a tied parameter for earlier units, for one more, for all."""
+    """[3] scratch: the share of a rank in a tied parameter for earlier units, for one more unit, and for all."""
     step: StepWorkspace
     """Scratch of `step`."""
     unit: UnitWorkspace
-    """What `shard_unit` wrote of each unit type."""
+    """Results of `shard_unit` for each unit type."""
     seen: Floats
     """[2] scratch of `automap.bounds.kernels.step_many`."""
     least: Ints
@@ -99,7 +99,7 @@ class Workspace(NamedTuple):
     settings: Annotated[Rows, rows_type(SETTINGS_DTYPE)]
     """[1] settings of a step, with the plan's ZeRO stage."""
     ranks: Annotated[Rows, rows_type(RANK_COST_DTYPE)]
-    """[ranks] what `finish` found, see `RankCostRow`."""
+    """[ranks] results of `finish`, see `RankCostRow`."""
 
 
 WORKSPACE = tuple_type(Workspace)
@@ -186,7 +186,7 @@ def set_rows(space, value, workspace):
 
 @borrowing(int64(rows_type(ROW), int64, int64, int64, int64, boolean), inner=True)
 def _row_of(rows, kind, mode, rank, before, opens):
-    """Number of the row with these surroundings; after the last one where there is none."""
+    """Number of the row with these fields, or the number of rows if there is none."""
     for number in range(rows.shape[0]):
         row = rows[number]
         if row.type == kind and row.before == before and row.opens == opens and row.mode == mode and row.rank == rank:
