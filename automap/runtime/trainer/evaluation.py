@@ -1,7 +1,7 @@
-"""Evaluation between steps of a training: forward passes alone, after which the training goes on as if none had been.
+"""Evaluation between two steps of a training: forward passes that have no effect on the training.
 
-What forward passes leave behind is put back: gathered weights of ZeRO, which would be those of before the next step of
-the optimizer, and gradients, to which torch's pipelines add zeros.
+Two side effects of forward passes are undone. Under ZeRO, gathered weights are freed: after the next step of the
+optimizer they would be out of date. Gradients get back their values, because torch's pipelines add zeros to them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ir.loss import class_dim_of
 
 @contextlib.contextmanager
 def between_steps(module: nn.Module, stages: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
-    """A context of forward passes in evaluation mode, without gradients, that a training does not notice.
+    """A context for forward passes in evaluation mode, without gradients and without any effect on the training.
 
     Args:
         module: the modules of this rank.
@@ -52,7 +52,8 @@ def gather_classes(scores: Tensor, axis: Axis) -> Tensor:
 
 
 def traced_draw(stages: Sequence[nn.Module], training: Draws, evaluation: Draws) -> str:
-    """What code between modules draws in training alone: traced stages draw it in evaluation as well.
+    """Finds code between modules that draws random numbers in training only: traced stages would also draw them in
+    evaluation.
 
     Args:
         stages: all stages of a pipeline.

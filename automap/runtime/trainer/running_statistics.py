@@ -1,7 +1,7 @@
 """Running statistics of normalisations, and other buffers that code changes in training, such as moving averages.
 
-They count every sample once, whatever a plan runs more than once. Each replica gathers those of its own samples. A
-checkpoint has one set of them, which is the mean.
+Every sample counts once in them, also if the plan runs a module more than once for it. Each replica has the statistics
+of its own samples; a checkpoint has their mean.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch.nn.modules.batchnorm import _NormBase
 Buffers = dict[str, Tensor | None]
 
 _CHANGED: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
-"""Modules of users whose code changes buffers of theirs -> the names of these."""
+"""Module of the user whose code changes its buffers -> the names of these buffers."""
 
 
 def find_changed(module: nn.Module, run: Callable[[], object]) -> None:
-    """Finds the buffers that code changes, beside those of normalisations; afterwards all are as they were.
+    """Finds the buffers that code changes, except those of normalisations; afterwards all have their old values.
 
     Args:
         module: a network in training.
@@ -66,10 +66,11 @@ def counts_samples(module: nn.Module) -> bool:
 
 
 class StatisticsKept:
-    """A context in which a module is trained without a change of its running statistics; it may be entered often.
+    """A context in which a module runs in training without changing its running statistics; it can be entered
+    repeatedly.
 
-    Copies are changed in place of them, since backward passes of other micro-batches may be under way. Those that code
-    changes begin as they were when the context was made: code that runs again reads them.
+    Copies of the buffers are changed instead, since backward passes of other micro-batches may still use the originals.
+    The copies begin with the values at the time when the context was made, because code that is recomputed reads these.
     """
 
     def __init__(self, module: nn.Module) -> None:
