@@ -1,8 +1,9 @@
 """Trains the graph of a network by a plan that is finer than its modules.
 
-The operators of the graph run in place of the network's code, by the executor that trials use, with the weights of the
-network: stages of unlike meshes, operators that split what they like, experts, ZeRO over any axis, replicas that are
-averaged periodically. What code does and the graph does not (dropout, running statistics, frozen weights) is refused.
+The executor that trials use runs the operators of the graph with the weights of the network, in place of the network's
+code. So plans may have stages with different meshes, any sharding of single operators, split experts, ZeRO over any
+axis, and replicas that are averaged periodically. A network is refused if its code does what its graph does not:
+dropout, running statistics, frozen weights.
 """
 
 from __future__ import annotations
@@ -70,11 +71,11 @@ class Whole:
     inputs: list[Tensor]
     """Random inputs."""
     scores: Tensor
-    """What it computes of them, without dropout."""
+    """The scores that it computes from them, without dropout."""
     trained: Tensor
-    """What it computes of them as it is, in training or not."""
+    """The scores that it computes from them as it is, in training mode or not."""
     end: str
-    """What ends or changes gradients inside of its code; see `gradient_end`."""
+    """Function of its code that ends or changes gradients; empty if there is none, see `gradient_end`."""
 
     @classmethod
     def of(cls, module: nn.Module, graph: Graph) -> Self:
@@ -184,7 +185,7 @@ class GraphTrainer:
         return self._sum(loss / scale if loss is not None and self._reports() else 0.0)
 
     def _count_in(self, data: Sequence[Tensor]) -> float:
-        """Takes the data of a batch, once all ranks know how many labels count; returns the scale of its loss."""
+        """Stores the data of a batch, and divides its loss by the labels of all ranks; returns the loss scale."""
         self._given = dict(zip((*self._inputs, self._labels), (x.to(self.device) for x in data), strict=True))
         own = torch.tensor(self._own_count(), device=self.device)
         count, scale = self._indices.count(own, tuple(self._given.values()), self._replica), self.scaling.scale
@@ -233,7 +234,7 @@ class GraphTrainer:
             self._publish()
 
     def _take_up(self) -> None:
-        """Takes over what the optimizer has changed since the last step."""
+        """Copies the weights that the optimizer has changed since the last step to the executors."""
         if self._is_updated:
             if self._replicas is not None:
                 self._replicas.after_step()

@@ -1,9 +1,10 @@
 """Finds the roles of modules from the placements of operators in a plan.
 
-A plan places operators, the trainer places modules. Every operator of the graph is looked up: operators of modules with
-a known role (linear layers, embeddings, norms) may change placements at the borders of the module; all others run as
-the user wrote them, on local parts, which is right only where the plan changes no placement there. A plan that is finer
-than modules is refused by the name of the operator. Nothing runs here.
+A plan states placements of operators; the trainer can only change placements in front of and behind modules. So every
+operator of the graph is checked. Operators of linear layers, embeddings and norms may change placements where their
+module begins or ends. All other operators run as the user wrote them, on the local parts of tensors; this is right only
+if the plan changes no placement there. A plan that needs more than that is refused, with the name of the operator.
+Nothing runs here.
 """
 
 from __future__ import annotations
@@ -249,7 +250,7 @@ class _Reader:
         if producer is not None:
             held = self.by_name[producer.name].outputs[producer.outputs.index(name)]
         outside = [use for use in uses if leaf is None or use.op.scope != leaf]
-        # What users hand in is taken by layers alone.
+        # Only layers change the placement of the network's own inputs.
         around = self.borders if producer is not None else self.leaves.keys()
         groups = list(by_border(outside, "" if producer is None else producer.scope, around))
         code = [use for path, some in groups for use in some if path is None]
@@ -276,7 +277,7 @@ class _Reader:
         return held if held != PARTIAL else BROADCAST if only is None else only
 
     def _enter(self, path: str, name: str, uses: Sequence[Use], held: Placement) -> None:
-        """The change of a tensor at the border of a module."""
+        """Records the change of placement of a tensor in front of a module."""
         move = Move(given=held, wanted=uses[0].wanted, gradient=uses[0].gradient)
         is_alone = self._leaf(uses[0].op) is not None and len({use.op.scope for use in uses}) == 1
         if move.is_change and path not in self.leaves and not (is_alone and held == move.wanted):

@@ -45,9 +45,9 @@ class Role:
     """How one module runs on the sharding axis."""
 
     kind: RoleKind
-    """column: weights are split by outputs; row: by inputs; vocabulary: an embedding by its rows; features: a norm by
-    what it normalises; along: weights are whole and data is split along a dim that is no feature; whole: all ranks
-    compute alike."""
+    """column: weights are split by outputs; row: weights are split by inputs; vocabulary: the rows of an embedding are
+    split; features: the normalised dim of a norm is split; along: weights are whole and data is split along another dim
+    than the features; whole: all ranks compute the same."""
     enter: Move | None = None
     """The change of placement in front of the module."""
     leave: Move | None = None
@@ -66,7 +66,7 @@ class Roles:
     modules: dict[str, Role] = field(default_factory=dict)
     """Path of a module -> its role; modules that are not named run unchanged."""
     borders: dict[str, list[Border]] = field(default_factory=dict)
-    """Path of a module -> the changes of what it takes."""
+    """Path of a module -> the changes of placement of its arguments."""
     sizes: dict[str, set[int]] = field(default_factory=dict)
     """Scope of operators that belong to no named module -> the sizes of dims that ranks hold a part of there."""
     summed: set[str] = field(default_factory=set)
