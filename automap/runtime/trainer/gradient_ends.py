@@ -20,9 +20,9 @@ DETACHES = {Tensor.detach, Tensor.detach_, torch.detach, torch.detach_, Tensor.d
 
 
 class _Ends(TorchFunctionMode):
-    """Notes the first function that makes numbers of a tensor with a gradient, which have none.
+    """Notes the first function whose floating-point result has no gradient although an operand has one.
 
-    Functions with a backward pass of their own run forward under `no_grad`.
+    Functions with a backward pass of their own are found too: their forward pass runs under `no_grad`.
 
     Attributes:
         found: its name; empty = there is none.
@@ -41,7 +41,7 @@ class _Ends(TorchFunctionMode):
 
 
 def gradient_end(module: nn.Module, inputs: Sequence[Tensor], names: tuple[str, ...]) -> str:
-    """What ends or changes a gradient inside the code of a network; empty where nothing does.
+    """The function that ends or changes a gradient inside the code of a network; empty where none does.
 
     Args:
         module: the network, of which a forward pass is run in evaluation mode.

@@ -25,11 +25,13 @@ SINGLE = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 
 
 class _Stage(PipelineStage):
-    """A stage whose running statistics do not count the made-up samples that torch finds shapes with.
+    """A stage with two corrections of torch's own.
 
-    Backward passes are taken apart at what the stage reads. Where that has no gradient, since all stages before are
-    frozen, torch would leave out all weights, and the backward pass of compiled code runs as one: the whole pass is
-    then the first part, and the second has nothing to do.
+    Running statistics do not count the random samples with which torch finds the shapes of tensors. And zero-bubble
+    schedules divide a backward pass into the gradients of the stage's input and those of its weights. If the input has
+    no gradient, because all stages before are frozen, torch would compute no gradients of weights at all; and the
+    backward pass of compiled code cannot be divided. In both cases the first part is the whole pass, and the second
+    part does nothing.
     """
 
     def backward_maybe_with_nosync(
@@ -47,23 +49,25 @@ class _Stage(PipelineStage):
 
 
 def _as_whole(first_part: Mapping[str, Any]) -> dict[str, Any]:
-    """What torch runs a whole backward pass with, from what it runs the first part with.
+    """The arguments of torch's whole backward pass, made from those of its first part.
 
-    The last stage begins with the loss: torch has it in a tuple for the first part, and would find nothing in there.
+    In the last stage these contain the loss, which torch has in a tuple for the first part only.
     """
     outputs = first_part["stage_output"]
     return {**first_part, "stage_output": outputs[0] if first_part["output_grads"] is None else outputs}
 
 
 def _comes_apart(stage: nn.Module, read: Sequence[Any]) -> bool:
-    """Whether torch can take the backward pass of a stage apart at what it reads."""
+    """Whether torch can divide the backward pass of a stage into gradients of its inputs, `read`, and of its
+    weights."""
     # What `nn.Module.compile` makes has no public name.
     is_compiled = any(part._compiled_call_impl is not None for part in stage.modules())
     return not is_compiled and any(isinstance(x, Tensor) and x.requires_grad for x in read)
 
 
 class _ScatteringStage(_Stage):
-    """A stage that scatters gradients after every micro-batch; torch's own keep them whole until the last one."""
+    """A stage under ZeRO 2 or 3 that scatters gradients after every micro-batch; torch's own keeps them whole until the
+    last one."""
 
     def __init__(self, *args: Any, frees_weights: bool, **kwargs: Any) -> None:
         """Takes what `PipelineStage` takes.
@@ -77,7 +81,7 @@ class _ScatteringStage(_Stage):
     def backward_maybe_with_nosync(
         self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
     ) -> Any:
-        """Runs a backward pass as outside of a pipeline; of one that is taken apart, the second part scatters."""
+        """Runs a backward pass as without a pipeline; if it is divided, gradients are scattered in the second part."""
         assert isinstance(self.submod, FSDPModule)
         is_first_part = backward_type == "input"
         self.submod.set_is_last_backward(not is_first_part)
@@ -91,7 +95,7 @@ class _ScatteringStage(_Stage):
             return stage_backward(outputs, gradients, inputs), None
         for unit in self.submod.modules():
             if isinstance(unit, FSDPModule):
-                # Both parts look for the weights in the graph, and run again what needs them.
+                # Both parts need the weights: they look for them in the graph, and recompute with them.
                 unit.unshard()
         if is_whole:
             return stage_backward(outputs, gradients, inputs), []
