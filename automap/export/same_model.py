@@ -1,4 +1,4 @@
-"""Whether a configuration is for the model that is priced: its layers, the tokens of a sample, and what layers are."""
+"""Checks that a configuration is for the model that is priced: number and sizes of layers, and tokens of a sample."""
 
 from __future__ import annotations
 

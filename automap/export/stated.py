@@ -1,4 +1,4 @@
-"""What the configuration of a trainer says of a plan, and how what cannot be read is refused."""
+"""The settings of a plan that a trainer's configuration states, and the errors for what cannot be read."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from typing import Any, TypeAlias
 from automap.errors import PlanError
 
 NEAR = 0.9
-"""Likeness of two keys from which on one is taken for a slip (assumed): a letter that is missing in ten."""
+"""Similarity of two keys, by difflib's ratio, from which on one counts as a misspelling of the other (assumed): one
+missing letter in ten."""
 
 
 Beside: TypeAlias = Callable[[str], str | None]
-"""Name of a file that a configuration names -> its text; None where it does not lie beside the configuration."""
+"""Name of a file that a configuration names -> its text; None if no such file is in the folder of the configuration."""
 
 
 def nothing_beside(name: str) -> str | None:
-    """No file lies beside the configuration."""
+    """A `Beside` for configurations without further files."""
     return None
 
 
 @dataclass(kw_only=True, slots=True)
 class Stated:
-    """What a configuration says of a plan."""
+    """The settings that a configuration states."""
 
     target: str
     """The target whose trainer reads it."""
@@ -34,7 +35,7 @@ class Stated:
     degrees: dict[str, Any] = field(default_factory=dict)
     """Fields of `automap.space.stated_strategy.Strategy`."""
     accumulated: int | None = None
-    """Samples of each replica in a step, where the file says them and not the global batch."""
+    """Samples of each replica in a step, if the file states these in place of the global batch."""
     tokens: int | None = None
     """Tokens of a sample."""
     num_layers: int | None = None
@@ -46,18 +47,18 @@ class Stated:
     ignored: tuple[str, ...] = ()
     """Names of what was not read."""
     defaults: tuple[str, ...] = ()
-    """What was read and may be otherwise: defaults that the environment of a script may change."""
+    """Settings that were read from defaults of a script, which environment variables may change."""
     remarks: tuple[str, ...] = ()
-    """What else the user should know."""
+    """Further sentences for the user."""
     beside: str = ""
     """Name of a file that was read with it; empty for none."""
 
     def complete_batch(self, num_devices: int, degrees: Mapping[str, Any]) -> None:
-        """Adds the global batch, where the file says the samples of a replica.
+        """Adds the global batch, if the file states the samples of a replica instead.
 
         Args:
-            num_devices: devices of the cluster, which all train where nothing says how many replicas there are.
-            degrees: what is stated beside the configuration, as in `degrees`.
+            num_devices: devices of the cluster; all of them train if the number of replicas is not stated.
+            degrees: degrees that are stated in addition to the configuration, as in `degrees`.
         """
         said = {**self.degrees, **degrees}
         others = math.prod(said.get(name, 1) for name in ("tp", "pp", "cp"))
@@ -67,7 +68,7 @@ class Stated:
 
     @property
     def notes(self) -> list[str]:
-        """What the user should know of how it was read."""
+        """Sentences for the user about what was read, assumed and not read."""
         notes = [f"read with {self.beside} beside it"] if self.beside else []
         notes += [f"not read: {', '.join(self.ignored)}"] if self.ignored else []
         notes += self.remarks
@@ -82,12 +83,12 @@ def refuse(name: str, value: object, message: str, repair: str) -> PlanError:
 
 
 def check_names(given: Mapping[str, Any], read: Collection[str], path: str = "") -> None:
-    """Refuses keys that nobody reads and that are nearly one that is read: a slip of the pen would go unnoticed.
+    """Refuses unknown keys that are nearly equal to a known one: a misspelled key would have no effect unnoticed.
 
     Args:
-        given: what the file says.
+        given: the keys of the file with their values.
         read: the keys that are read, or that are known to mean something else.
-        path: what stands before the keys where the user is told.
+        path: prefix of the keys in error messages.
     """
     for name, value in given.items():
         near = [] if name in read else get_close_matches(name, read, 1, NEAR)
@@ -96,7 +97,7 @@ def check_names(given: Mapping[str, Any], read: Collection[str], path: str = "")
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
-    """Refuses a value that is none of some."""
+    """Refuses a value that is not among `choices`."""
     if value not in choices:
         raise refuse(name, value, "is not a value of this key", f"Use {', '.join(map(str, choices))}.")
 
@@ -138,7 +139,7 @@ def ranks_of(given: Mapping[str, Any], path: str, prefix: str, ending: str) -> d
 
 
 def check_shards(name: str, replicas: int, shards: int) -> None:
-    """Refuses replicas of which a part shares the states."""
+    """Refuses states that are sharded among some of the replicas only."""
     if replicas > 1 and shards > 1:
         what = "sharding states among some of the replicas only (HSDP) cannot be priced"
         raise refuse(name, replicas, what, "Shard them over all replicas.")

@@ -46,11 +46,11 @@ def write(run: Run, *, again: bool, more: dict[str, Any]) -> str:
 
 
 def complete(found: Stated, name: str, text: str) -> None:
-    """Adds what DeepSpeed's JSON and accelerate's YAML leave to the `TrainingArguments` beside them.
+    """Adds the settings that DeepSpeed's JSON and accelerate's YAML leave to `TrainingArguments` in the same folder.
 
-    That is the batch of a rank, the accumulation, the kind of optimizer, and whether layers are computed again.
-    Arguments that name another file of DeepSpeed are not of this configuration, and are not read; nor are those beside
-    a pipeline of DeepSpeed.
+    These are the batch of a rank, the accumulation, the kind of optimizer, and whether layers are recomputed. Arguments
+    that name another file of DeepSpeed do not belong to this configuration, and are not read; nor are those beside a
+    pipeline of DeepSpeed.
 
     Args:
         found: the configuration.
