@@ -1,8 +1,9 @@
-"""What every configuration is written from, and what an export consists of.
+"""The common input and output of all exports: the numbers of a plan, and the files and notes that a writer makes of
+them.
 
-A `Run` holds the numbers of a plan that configurations have words for. It exists only for plans that the target can
-express (`automap.verify.target`); what the writers leave to the trainer they say in notes, and
-`automap.export.rounding` what the trainer rounds.
+A `Run` has the numbers of a plan for which configurations have settings. It can be made only for plans that the target
+can express (`automap.verify.target`). Writers state in notes what they leave to the trainer;
+`automap.export.rounding` states where the trainer differs from the plan.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ class Note:
     about: str
     """The decision of the plan."""
     kept: Literal["exact", "rounded", "left to you"]
-    """`rounded`: the trainer does something next to it."""
+    """`rounded`: the trainer does something slightly different."""
     text: str
     cost_s: float | None = None
-    """Seconds that a step takes more because of the rounding, negative for less; null unless rounded, or where it is
-    not priced."""
+    """Extra seconds of a step because of the difference, negative if it is faster; null unless `rounded`, or where it
+    is not priced."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,18 +61,18 @@ class Export:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShape:
-    """Sizes of a model that configurations ask for."""
+    """Sizes of a model that configurations state."""
 
     num_layers: int
     """Layers, see `ir.layers`."""
     has_experts: tuple[bool, ...]
     """[layers] whether each has experts."""
     hidden: int | None
-    """Last dim of what passes from layer to layer; null without layers."""
+    """Last dim of the tensor that passes from layer to layer; null without layers."""
     heads: int | None
     """Heads of attention; null without attention."""
     has_biases: bool
-    """Whether layers add parameters of one dim to what products make."""
+    """Whether layers add parameters with one dim to the results of matrix products."""
     experts: int
     """Experts of a layer, 0 for none."""
     top_k: int
@@ -80,7 +81,7 @@ class ModelShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """The numbers of a plan that configurations have words for."""
+    """The numbers of a plan for which configurations have settings."""
 
     plan: Plan
     problem: Problem
@@ -90,7 +91,8 @@ class Run:
     """[chunks] numbers of the layers of each, from 0, in dataflow order."""
     recompute: Literal["none", "selective", "full"]
     whole_head: str | None
-    """The product with the vocabulary where ranks that split weights repeat it, because they do not divide it."""
+    """The product with the vocabulary, if the ranks that split weights all compute it whole because their number does
+    not divide it; otherwise null."""
     shape: ModelShape
     devices: int
     """Devices of the plan."""
@@ -128,7 +130,7 @@ def read_run(plan: Plan, problem: Problem, target: Target) -> Run:
     lowered = lower_plan(plan, evaluator)
     refused = Verifier(problem).beyond(plan, target.name)
     if refused:
-        # Stages repeat each other's faults.
+        # Several stages may have the same fault.
         places = {violation.what: violation.where for violation in reversed(refused)}
         what = "; ".join(f"{where}: {text}" for text, where in reversed(places.items()))
         raise PlanError(
@@ -239,7 +241,7 @@ def _is_vector(graph: Graph, name: str) -> bool:
 
 
 def each_host(run: Run) -> str:
-    """What to do on the hosts of a plan for more than one of them."""
+    """The instruction for plans with several hosts: what to start on each of them."""
     text = f"Start it on each of the {len(run.processes)} hosts, with the name or address of the first one for HOST"
     if run.target.name == "accelerate":
         text += ", and with --machine_rank 0 on the first host, 1 on the second, and so on"

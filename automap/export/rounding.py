@@ -1,8 +1,8 @@
-"""What trainers do otherwise than a plan says, with its price: the same plan priced as the trainer runs it.
+"""Differences between a plan and how a trainer runs it, each with its price.
 
-A plan that was searched for a target is rounded in nothing. In other plans a small vocabulary that tp does not divide
-is padded, and gradients that are reduced inside groups of replicas first are reduced over all replicas at once.
-Units: seconds.
+A plan that was searched for a target has no such differences. In other plans, a small vocabulary that tp does not
+divide is padded by the trainer; and gradients that the plan reduces first inside groups of replicas are reduced over
+all replicas at once. Units: seconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from automap.problem import Problem
 from automap.space.simplified_axes import merges
 
 LEVELS = ("megatron-core", "torchtitan", "deepspeed", "accelerate")
-"""Targets whose trainers have one group of replicas."""
+"""Targets whose trainers reduce gradients over all replicas at once."""
 PADS = ("megatron-core",)
 """Targets whose trainers pad the vocabulary to a multiple of tp."""
 
@@ -35,7 +35,7 @@ def rounded(run: Run) -> Iterator[Note]:
 
 
 def _at_once_s(run: Run) -> float | None:
-    """Seconds that a step takes more with one group of replicas; None where that cannot be priced."""
+    """Extra seconds of a step if gradients are reduced over all replicas at once; None where that cannot be priced."""
     one = next(merges(run.lowered, run.evaluator), None)
     return None if one is None else run.evaluator.evaluate(one).step_time_s - _step_s(run)
 
@@ -45,7 +45,7 @@ def _step_s(run: Run) -> float:
 
 
 def _padded_s(run: Run, name: str) -> float:
-    """Seconds that a step takes more with the product of the vocabulary padded and split over tp: fewer than 0.
+    """Extra seconds of a step, below 0, if the product with the vocabulary is padded and split over tp.
 
     Args:
         name: the product.
