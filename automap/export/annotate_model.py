@@ -2,8 +2,8 @@
 
     python annotate_model.py model.onnx annotated.onnx
 
-Weights and inputs get shards, and nodes pipeline stages, as ONNX has them since IR version 11. Nodes without weights
-are in the stage of what they read. Weights in files beside the model stay there.
+Weights and inputs get shards, and nodes get pipeline stages, in the fields that ONNX has since IR version 11. A node
+without weights is in the stage of its inputs. Weights in files beside the model stay there.
 """
 
 import json
@@ -54,7 +54,7 @@ def annotate(model: onnx.ModelProto, plan: dict[str, Any]) -> None:
 
 
 def use_of(name: str, uses: list[dict[str, Any]], number: int, readers: int) -> dict[str, Any]:
-    """What the plan says of a tensor where one of its readers reads it.
+    """The shards of a tensor for one of the nodes that read it.
 
     Args:
         uses: what the plan's own readers of the tensor do with it, in their order.

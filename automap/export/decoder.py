@@ -1,7 +1,7 @@
-"""What the layers of a transformer are made of, where its graph says so plainly.
+"""The architecture of the layers of a transformer, as far as it can be read from the graph without doubt.
 
-Arguments of trainers ask for more than sizes: which norm, gate and positions, and how many groups of queries. Without
-them a trainer takes its defaults, and trains another model.
+Trainers need more arguments than sizes: the kinds of norm, activation and positions, and the number of query groups.
+Without these arguments a trainer takes its defaults, and may train another model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NORMS: dict[str, Literal["LayerNorm", "RMSNorm"]] = {
 }
 """Kind of operator -> the norm that it is."""
 SILU, GELU = {"Sigmoid", "Swish"}, {"Erf", "Tanh", "Gelu"}
-"""Curves by which SiLU and GELU are written."""
+"""Kinds of operators with which graphs write SiLU and GELU."""
 CLIPS = {"Clip", "Min", "Max"}
 """Kinds that make another activation of a gate, such as that of GPT-OSS."""
 DIVIDES = {"Split", "Slice"}
@@ -36,7 +36,7 @@ DIVIDES = {"Split", "Slice"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decoder:
-    """What layers are made of. None = the graph does not say it plainly, or layers differ."""
+    """The architecture of layers. None = the graph leaves it in doubt, or layers differ."""
 
     ffn: int | None
     """Inner width of the MLP of layers without experts."""
@@ -45,11 +45,11 @@ class Decoder:
     shared_ffn: int | None
     """Inner width of the MLP that all tokens take beside the experts."""
     activation: Curve | None
-    """What the MLPs have in the middle."""
+    """Activation function of the MLPs."""
     norm: Literal["LayerNorm", "RMSNorm"] | None
     """Norm over the hidden dim."""
     positions: Positions | None
-    """How tokens know their places."""
+    """Kind of position embedding."""
     distances: int | None
     """Rows of the tables of relative positions; None where there are none."""
     head_size: int | None
@@ -63,7 +63,7 @@ class Decoder:
     has_qkv_biases_alone: bool
     """Whether queries, keys and values have biases and no other product of a layer has."""
     is_parallel: bool
-    """Whether attention and MLP read the same input, side by side."""
+    """Whether attention and MLP of a layer read the same input (parallel layers)."""
 
 
 class _Mlp(NamedTuple):
@@ -77,7 +77,7 @@ class _Mlp(NamedTuple):
 
 
 def decoder_of(graph: Graph, blocks: Blocks, hidden: int | None, heads: int | None) -> Decoder:
-    """What the layers of a graph are made of.
+    """Reads the architecture of the layers of a graph.
 
     Args:
         blocks: the units of the graph.
