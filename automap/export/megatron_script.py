@@ -1,6 +1,6 @@
-"""Megatron-LM's arguments in a script of the shell: those of the one command that trains.
+"""Finds Megatron-LM's arguments in a shell script: those of the one command that trains.
 
-Which arguments there are is not known here, and what they mean neither.
+This module does not know which arguments exist or what they mean.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _LISTS = {"recompute-modules", "rampup-batch-size"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Script:
-    """What a script gives to Megatron-LM."""
+    """The arguments that a script gives to Megatron-LM."""
 
     flags: Mapping[str, str | None]
     """Arguments by their names without dashes; None = a flag without a value."""
     started: Started
     others: tuple[str, ...]
-    """What else the trainer gets that only a run could tell, such as what a program prints."""
+    """Further arguments whose values are known only when the script runs, such as the output of a program."""
     defaults: tuple[str, ...]
-    """Arguments that are read, and that are defaults of the script, which its environment may change."""
+    """Arguments whose values are defaults of the script, which environment variables may change."""
     documents: tuple[str, ...]
     """Texts that the script writes to files."""
 

@@ -1,9 +1,9 @@
-"""Configurations that people train with, read as stated strategies: the way back of the exports.
+"""Reads trainers' configurations as stated strategies: the inverse of the exports.
 
 Read are bash scripts and YAML maps of Megatron-LM's arguments, torchtitan's TOML, DeepSpeed's JSON and accelerate's
-YAML, both with the `TrainingArguments` beside them, and our own pytorch.json. DeepSpeed's JSON that a script or YAML
-names is read where it lies beside it. What has no bearing on the plan is listed as not read; what has one and no place
-in a stated strategy is refused.
+YAML, both with the `TrainingArguments` in the same folder, and our own pytorch.json. If a script or YAML names
+DeepSpeed's JSON, that is read if it is in the same folder. Settings that do not affect the plan are listed as not read.
+A setting that affects it but that a stated strategy cannot express is refused.
 """
 
 from __future__ import annotations

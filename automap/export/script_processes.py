@@ -9,8 +9,8 @@ from typing import TypeAlias
 from automap.export.shell_conditions import DEFAULT, is_known, plain
 
 Started: TypeAlias = tuple[str, str | None, str | None]
-"""Name and value of what says how many processes a host starts, and the number of hosts; None where nothing is said. A
-value without hosts is the number of all processes."""
+"""Name and value of the setting that states the processes of a host, and the number of hosts; None where it is not
+stated. Without a number of hosts, the value is the number of all processes."""
 _LAUNCHERS = (("nproc-per-node", "nnodes"), ("num-gpus", "num-nodes"))
 """Flags of torchrun and of DeepSpeed's launcher for the processes of a host and the number of hosts."""
 _SBATCH = re.compile(
@@ -62,7 +62,7 @@ def _header(text: str) -> Iterator[str]:
 def processes(
     launcher: Mapping[str, Sequence[str]], before: Sequence[Sequence[str]], slurm: Mapping[str, str]
 ) -> Started:
-    """How many processes a command is run in, where the script says it and its environment cannot change it.
+    """The number of processes of a command, if the script states it and environment variables cannot change it.
 
     Args:
         launcher: flags of the launcher without dashes, with their values.
