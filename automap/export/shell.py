@@ -1,8 +1,8 @@
-"""Scripts of the shell read without being run: the commands that they start, with variables written out.
+"""Reads shell scripts without running them: finds the commands that they start, with variables replaced by values.
 
-Assignments, conditions, loops, functions and scripts within scripts are followed; nothing is executed. What only a run
-could tell stays in the words as a mark: what a program prints, variables that the script does not set, and what depends
-on a condition that cannot be decided.
+Assignments, conditions, loops, functions and scripts within scripts are interpreted; no program is executed. Values
+that are known only in a run are marked as unknown in the words: the output of programs, variables that the script does
+not set, and values that depend on a condition that cannot be decided.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from automap.export.shell_syntax import MAX_DEPTH, Node, broken, leaves, literal
 from automap.export.shell_words import UNDECIDED, Value, Words, elements
 
 _PARSED = 1 << 14
-"""Work that the start of the parser counts as: at most 256 scripts are read within a script."""
+"""Amount of work that counts for each start of the parser, so that at most 256 scripts within a script are read."""
 _SHELLS = {"bash", "sh", "zsh", "sbatch", "srun", "ssh", "pdsh", "qsub", "bsub", "eval"}
 _PRINTS = {"echo", "printf"}
 _SETS = {"read", "mapfile", "readarray", "getopts", "printf"}
@@ -49,15 +49,18 @@ Result = TypeVar("Result")
 def commands(
     text: str, values: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[list[list[str]], list[str], list[str]]:
-    """The commands that a script starts, the words of all its variables, where no command has them, and the
-    here-documents that are no scripts.
+    """Reads a script.
 
     Args:
         text: the script.
-        values: variables that it is given, which are known.
+        values: known values of variables that are set outside the script.
+
+    Returns:
+        The words of each command that the script starts; the words in the final values of all variables, which help
+        where no command is started; and the here-documents that no shell gets as a script.
 
     Raises:
-        PlanError: it is no script, or comes to too much.
+        PlanError: it is not a shell script, or takes too much work to read.
     """
     found = _Reading(values=dict(values))
     try:
@@ -73,12 +76,12 @@ def commands(
 
 @dataclass(slots=True, kw_only=True)
 class _Reading(Words):
-    """What is known while a script is read."""
+    """The interpreter of a script: its functions and variables, and the commands found so far."""
 
     functions: dict[str, tuple[bytes, Node]] = field(default_factory=dict)
     """The script and the body of each function."""
     own: list[dict[str, Value | None]] = field(default_factory=list)
-    """What the variables that functions have for themselves were before, of the functions that are read."""
+    """For each function that is being read: the values that its local variables had before."""
     commands: list[list[str]] = field(default_factory=list)
     bodies: list[str] = field(default_factory=list)
     """Here-documents that no shell gets."""

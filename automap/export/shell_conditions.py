@@ -1,4 +1,4 @@
-"""Marks of what a script of the shell leaves open, and its conditions decided as far as they can be."""
+"""Marks for unknown values in the words of a shell script, and decisions of its conditions as far as possible."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _HIDDEN = {
     code: 0xE000 + code
     for code in (*range(9, 14), *range(32, 48), *range(58, 65), *range(91, 95), 96, *range(123, 127))
 }
-"""Blanks and signs -> letters of the private use area, which mean nothing to the shell: a text that is not known stays
-one word wherever it is read again."""
+"""Blanks and signs -> characters of Unicode's private use area, which have no meaning in the shell: so an unknown text
+stays one word wherever it is read again."""
 _SHOWN = {hidden: code for code, hidden in _HIDDEN.items()}
 _PLAIN: dict[int, int | None] = {**dict.fromkeys(map(ord, (DEFAULT, MAYBE, OPEN, CLOSE))), **_SHOWN}
 MARKS = dict.fromkeys(_PLAIN)
-"""What a script may not have, because it means something here."""
+"""Characters that a script may not contain, because they are marks here."""
 UNSET = re.compile(f"{OPEN}{chr(_HIDDEN[ord('$')])}\\w+{CLOSE}")
 MAX_WORDS = 200
 """Words of a condition that are read: more than scripts have (assumed)."""

@@ -1,6 +1,7 @@
-"""What the words of a shell script stand for: variables, arrays, defaults and arithmetic, written out.
+"""Expands the words of a shell script: variables, arrays, defaults and arithmetic are replaced by their values.
 
-Nothing is executed, and nothing of the environment is looked up. What only a run could tell stays in a word as a mark.
+Nothing is executed, and environment variables are not looked up. Values that are known only in a run are marked as
+unknown in the word.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from automap.export.shell_conditions import DEFAULT, MAYBE, UNSET, is_known, pla
 from automap.export.shell_syntax import Node, broken, literal, place
 
 MAX_WORK = 4 << 20
-"""Characters and commands that a script may come to: more than scripts have (assumed), and read in seconds."""
+"""Largest number of characters and commands of an expanded script: more than scripts have (assumed), and read within
+seconds."""
 MAX_PATTERN = 1000
 """Characters of a text that a pattern is looked for in: more than names of models and files have (assumed)."""
 UNDECIDED = unknown("a value that depends on a condition")
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _WORDS = re.compile(r"[ \t\n]+")
 _BARE, _QUOTED, _EXPANDED = "written as it is", "between double quotes", "what stands in place of a variable"
-"""Where a part of a word stands, which says what of it is divided at blanks."""
+"""Context of a part of a word, which decides what of it is divided at blanks."""
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 _CASES: dict[str, Callable[[str], str]] = {
     "^^": str.upper,
@@ -50,7 +52,7 @@ def _scalar(value: Value) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class Words:
-    """What is known of the variables of a script."""
+    """The known variables of a script, and the expansion of words with them."""
 
     values: dict[str, Value] = field(default_factory=dict)
     """Variables by their names; elements with a key of their own by `name[key]`."""
