@@ -1,8 +1,8 @@
 """A plan in terms of the modules of a network: which are split and how, which are layers, which are in a stage.
 
-Scopes of operators are paths of modules, as in models that were exported from PyTorch. Splits are those of
-`torch.distributed.tensor.parallel`: linear layers by columns or rows, embeddings by rows, with whole tensors between
-them or each rank's part in between. Nothing of torch is needed here.
+Scopes of operators are paths of modules, as in models that were exported from PyTorch. Modules are split as in
+`torch.distributed.tensor.parallel`: linear layers by columns or rows, embeddings by rows. Between split modules a
+tensor is whole, or each rank has its part. This module does not need torch.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ def layer_paths(run: Run) -> tuple[str, ...]:
 
 
 def recomputed_paths(run: Run) -> tuple[str, ...]:
-    """The modules that are computed again in the backward pass.
+    """The modules that are recomputed in the backward pass.
 
-    Of a unit with code of several modules, such as one with a layer that is called elsewhere too, they are the largest
-    ones with code of their own that are computed again wherever they are called.
+    If a unit has code of several modules, for instance because one of its layers is called elsewhere too, these are the
+    largest modules that are recomputed wherever they are called.
 
     Raises:
         PlanError: what is computed again is no module.
@@ -150,7 +150,8 @@ def _refuse(run: Run, field: str, value: object, what: str) -> PlanError:
 
 
 class _Reader:
-    """Reads splits of modules from what their operators do on one axis, and follows each tensor between them."""
+    """Finds how modules are split from the signatures of their operators on one axis, and checks tensors between
+    them."""
 
     def __init__(self, run: Run, axis: int) -> None:
         self.run, self.graph = run, run.problem.graph
@@ -195,7 +196,7 @@ class _Reader:
         raise self._finer(op, "is split neither by columns nor by rows")
 
     def _scales(self, op: Operator, signature: Signature, styles: Mapping[str, Style]) -> bool:
-        """Whether a module that sums at its end scales the sums first, as Gemma's embedding does."""
+        """Whether an operator scales partial sums before its module adds them up, as Gemma's embedding does."""
         passes = PARTIAL in signature.inputs and PARTIAL in signature.outputs and signature.factor is None
         return passes and styles.get(op.scope) == "RowwiseParallel" and not any(map(self._is_parameter, op.inputs))
 
@@ -220,7 +221,7 @@ class _Reader:
             raise self._finer(users[-1], f"and others split {name} differently")
 
     def _follow(self, name: str, styles: Mapping[str, Style]) -> None:
-        """Notes the layouts of a tensor at the borders of split modules, and refuses changes elsewhere."""
+        """Records the layouts in which split modules read and return a tensor, and refuses changes elsewhere."""
         maker = self.graph.maker(name)
         held: Placement = BROADCAST
         if maker is not None:
