@@ -1,9 +1,9 @@
-"""What RQ carries: deliveries, each of which says "run the next job" and nothing else.
+"""Deliveries: the entries of RQ's queue. Each of them means "run the next job" and names no job.
 
-RQ brings a delivery to a worker, watches over the process that it is run in, and notices when its worker is gone.
-Which job is the next is the store's to say when a delivery arrives (`service.jobs.job_queue`), so a delivery that is
-lost loses no job, and one too many does nothing. RQ notes in a delivery which run it has begun. No Lua is used of RQ.
-Units: seconds.
+RQ hands a delivery to a worker, supervises the child process that runs it, and notices when the worker is gone. Which
+job is the next one is decided from the store when the delivery arrives (`service.jobs.job_queue`). So a lost delivery
+loses no job, and a superfluous one does nothing. The run that a delivery has begun is noted in it. Nothing of RQ that
+needs Lua is used. Units: seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rq.utils import utcparse
 from rq.worker_registration import get_keys
 
 FUNCTION = "service.jobs.worker.run_next"
-"""What a worker calls for a delivery."""
+"""Path of the function that a worker calls for a delivery."""
 _QUEUE = "automap"
 _KEPT_S = 60
 """Seconds for which RQ keeps a delivery whose worker or process has died; it is not read again."""

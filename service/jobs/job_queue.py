@@ -1,8 +1,8 @@
 """The order of jobs: which one a delivery of RQ begins.
 
 The tenant with the fewest runs under way comes first, then the one whose last job began longest ago; within a tenant
-high priorities come first, then the oldest. That is a look at the store's records, so it holds however deliveries
-arrive. Knows nothing of what a job does. Units: seconds.
+high priorities come first, then the oldest. This is decided from the records in the store, so the order of deliveries
+does not matter. Knows nothing of what a job does. Units: seconds.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def _next(store: Store) -> Store | None:
 def num_missing(store: Store) -> int:
     """Number of jobs that wait without a delivery in the queue.
 
-    A delivery on its way to its run is missing too, so only what two looks in a row find is really lost, as by the
-    death of a worker that had it.
+    A delivery that a worker has just taken counts as missing too. So deliveries are really lost, for instance by the
+    death of a worker, only if two calls in a row find them missing.
     """
     waiting = sum(store.of(tenant).num_waiting() for tenant in store.tenants())
     return max(0, waiting - len(deliveries.queue(store.client)))

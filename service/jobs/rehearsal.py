@@ -1,7 +1,7 @@
-"""One small search, done before processes of jobs are forked: what is made at its first use is then made for all.
+"""A small search that a worker runs before it forks processes for jobs, so that these start faster.
 
-Modules are imported, tables of formulas and templates filled, kernels called; without it every job does that again,
-which takes longer than a small search itself.
+It imports modules, fills tables of formulas and templates, and calls kernels once. Without it every job would do this
+again, which takes longer than a small search itself.
 """
 
 from __future__ import annotations
