@@ -1,7 +1,7 @@
-"""A deadline that holds whatever the code under it does.
+"""A deadline that ends a block of code from outside, by a signal.
 
-Searchers look at the clock themselves; on a problem that is far too large they may not come to it in time. Works in
-the main thread alone, where signals arrive; elsewhere it does nothing. Units: seconds.
+Searchers check the clock themselves, but on a problem that is far too large the next check may come too late. Works
+only in the main thread, where signals arrive; in other threads it does nothing. Units: seconds.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from automap.errors import UserError
 
 T = TypeVar("T")
 AGAIN_S = 1.0
-"""Processor time after which a deadline that was lost is raised again: where Python runs a destructor or a callback of
-C code, an exception ends that alone and is printed as ignored. Clean-up on the way out takes far less."""
+"""Processor time after which the exception of a deadline is raised again, in case it was lost: in a destructor or a
+callback of C code, Python prints an exception and ignores it. Clean-up after the exception takes far less time."""
 
 
 class _Late(BaseException):
@@ -25,10 +25,12 @@ class _Late(BaseException):
 
 
 def in_time(work: Callable[[], T], seconds: float, grace_s: float, fault: UserError) -> T:
-    """The result of `work`, which is ended at a deadline; a timer that ran before, as of a whole job, runs on after it.
+    """The result of `work`, in which `fault` is raised after some time.
 
-    It is no context manager: a signal may arrive between the end of a block and the first line of `__exit__`, and what
-    its handler raises there nobody catches.
+    A timer that ran before, such as that of the whole job, is set again afterwards to the time that is left of it. A
+    context manager would not do: where the signal arrives between the end of its block and the first line of
+    `__exit__`, nothing catches what the handler raises.
+
 
     Args:
         work: what to do.
@@ -65,5 +67,5 @@ def in_time(work: Callable[[], T], seconds: float, grace_s: float, fault: UserEr
         for number, handler in zip((signal.SIGALRM, signal.SIGPROF), handlers, strict=True):
             signal.signal(number, handler)
         if outer_s:
-            # One that came due meanwhile rings at once.
+            # If the outer timer has expired meanwhile, its signal is sent at once.
             signal.setitimer(signal.ITIMER_REAL, max(1e-3, outer_s - (time.monotonic() - began)))

@@ -1,7 +1,7 @@
-"""What happens to a job, as a Redis stream of its own: each change of its state, and how every searcher comes on.
+"""Events of a job: each change of its state and the progress of its searchers, in a Redis stream for each job.
 
-An event is added in the transaction that changes the job, so that none is missing and none is made up. One more stream,
-`CHANGES`, names the streams to which something was added, so that one reader can serve all who listen. Knows nothing of
+An event is added in the transaction that changes the job, so events and changes always agree. A further stream,
+`CHANGES`, names the streams to which events were added, so that one reader can serve all listeners. Knows nothing of
 HTTP or of what a job does.
 """
 
@@ -17,9 +17,9 @@ import redis
 Kind = Literal["state", "progress"]
 CHANGES = "automap:changes"
 _MOST_CHANGES = 10_000
-"""Entries that `CHANGES` keeps, about: many more than are added while its readers look away for a moment."""
+"""About how many entries `CHANGES` keeps: many more than are added between two reads."""
 MOST_EVENTS = 5_000
-"""Events that a job keeps, about. One of an hour has some 700, see `Thinning`."""
+"""About how many events a job keeps. A job of one hour has about 700, see `Thinning`."""
 _SHARE = 0.01
 """Share of the time so far that passes between two events of progress without anything better (assumed)."""
 
@@ -81,7 +81,7 @@ def latest(client: redis.Redis, stream: str) -> str:
 
 
 class Thinning:
-    """Decides which reports of progress become events: each with something better, and others ever more seldom."""
+    """Decides which reports of progress become events: all with a better plan, and others at growing intervals."""
 
     def __init__(self) -> None:
         self._told_s = -1.0

@@ -1,7 +1,7 @@
-"""One run of a job in the child of a worker: what comes of it goes into the store.
+"""One run of a job in the child process of a worker; its progress and result are written to the store.
 
-The best plan so far is kept while the search goes on, so that whatever ends the run, the next one begins with it. The
-search goes on while Redis is away. Knows nothing of processes.
+The best plan so far is stored during the search, so that after any end of the run, the next run begins with it. The
+search continues while Redis is away. Knows nothing of processes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _PACE_S = 0.2
 
 
 def run(current: Run, client: redis.Redis, *, search: Any = None) -> None:
-    """Does the work of a run; what comes of it is in the store.
+    """Does the work of a run, and writes its result or its error to the store.
 
     Args:
         current: the run, which has begun.
@@ -114,7 +114,7 @@ def _run(current: Run, store: Store, hurried: Store, search: Any) -> None:
 
 @contextlib.contextmanager
 def _failures_stored(store: Store, current: Run) -> Iterator[None]:
-    """Stores what goes wrong in the block as the failure of a run, unless another run has taken the job over.
+    """A context that stores errors in its block as the failure of a run, unless another run of the job has begun.
 
     Raises:
         redis.RedisError: the store cannot be reached; the job is attempted again.
@@ -215,8 +215,8 @@ class _Checkpoint:
 
 
 def _checkpointed(store: Store, job_id: str, request: JobRequest) -> list[Plan]:
-    """The best plan of the runs before, with which a run begins; none where a budget in evaluations promises the same
-    plan however often a job is begun."""
+    """The best plan of earlier runs, with which a run begins. None if the budget is in evaluations: then the result
+    must not depend on how often the job was begun."""
     kept = store.plan(job_id, so_far=True) if Budget.parse(request.budget).seconds is not None else None
     if kept is None:
         return []
