@@ -1,8 +1,8 @@
-"""Constrained: the user's constraints (`hints.constraints`, and what `hints.fix` says of axes), compiled once for the
+"""Constrained: the user's constraints (`hints.constraints`, and the axes that `hints.fix` names), compiled once for the
 masks of a PlanSpace.
 
-Independent of decisions and their order. The operators of a unit cannot be cut apart, and equal units have equal
-signatures: a constraint on one of them holds for all.
+They do not depend on decisions and their order. The operators of a unit are in one stage, and equal units have equal
+signatures, so a constraint on one of them holds for all.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from ir.operators.experts import COMBINE, DISPATCH, PRODUCT, num_experts
 
 
 class Constrained:
-    """The decisions that the constraints of a problem leave.
+    """The decisions that the constraints of a problem allow.
 
     Attributes:
         stages: whether operators are bound to stages.
         recomputes: whether operators are bound to be recomputed or not.
         splits: whether some operators must be split over tp.
         kept: [units, modes] whether a recompute mode recomputes none of the operators that must not be recomputed.
-        again: [units, modes] whether a recompute mode recomputes all operators that must be recomputed. One mode holds
-            for a whole rank; where `kept` and `again` cannot both be obeyed, `again` is.
-        narrowed: whether constraints or limits forbid some cuts that leave every chunk a unit.
+        again: [units, modes] whether a recompute mode recomputes all operators that must be recomputed. All units of a
+            rank have one mode; if it cannot obey both `kept` and `again`, it obeys `again`.
+        narrowed: whether constraints or limits forbid cuts in which every chunk has a unit.
     """
 
     def __init__(self, problem: Problem, evaluator: Evaluator, limits: Limits) -> None:
@@ -68,7 +68,7 @@ class Constrained:
                         repair=f"Give them the same stage: {self._unit_name(unit)}.",
                     )
                 again = [bool(evaluator.masks(kind)[name][offset]) for name in RECOMPUTE_MODES]
-                # Operators that no mode recomputes, such as those of units without a backward pass, bind nothing.
+                # Operators that no mode recomputes, such as those of units without a backward pass, do not count.
                 if constraint.recompute is not None and _runs_again(problem, again):
                     forced[int(constraint.recompute), unit] &= np.array(again) == constraint.recompute
             self._check_recompute(index, constraint, places, evaluator)
@@ -97,7 +97,7 @@ class Constrained:
     def _check_recompute(
         self, index: int, constraint: Constraint, places: Iterable[tuple[int, int]], evaluator: Evaluator
     ) -> None:
-        """Refuses operators that must run again, none of which the target can run again."""
+        """Raises a `ProblemError` if the target can recompute none of the operators that must be recomputed."""
         target = self.problem.target
         masks = [(self._units[unit].type, offset) for unit, offset in places]
         masks = [(kind, offset) for kind, offset in masks if not evaluator.recomputed.is_frozen(kind)]
@@ -105,14 +105,14 @@ class Constrained:
             again = ([bool(evaluator.masks(kind)[name][at]) for name in RECOMPUTE_MODES] for kind, at in masks)
             if not any(_runs_again(self.problem, one) for one in again):
                 raise ProblemError(
-                    f"{target.name} runs none of these operators again",
+                    f"{target.name} can recompute none of these operators",
                     field=f"hints.constraints[{index}].recompute",
                     value=True,
                     repair="Name operators of layers, leave it out, or use another target.",
                 )
 
     def _check_sharding(self, index: int, constraint: Constraint, places: Iterable[tuple[int, int]]) -> None:
-        """Refuses a placement that none of the named operators can have."""
+        """Raises a `ProblemError` for a placement that none of the named operators can have."""
         kinds = {(self._units[unit].type, offset) for unit, offset in places}
         for axis in constraint.sharding or {}:
             if not any(
@@ -131,7 +131,7 @@ class Constrained:
                 )
 
     def _check_equal_layers(self, named: Sequence[Sequence[tuple[int, int]]]) -> None:
-        """Refuses constraints that ask for different shardings of the same operator of equal layers."""
+        """Raises a `ProblemError` for constraints with different shardings of the same operator of equal layers."""
         wanted: dict[tuple[int, int, str], tuple[int, str]] = {}
         for index, (constraint, places) in enumerate(zip(self.problem.hints.constraints, named, strict=True)):
             asked = {f"sharding.{axis}": text for axis, text in (constraint.sharding or {}).items()}
@@ -160,7 +160,7 @@ class Constrained:
     # -- shapes and cuts -----------------------------------------------------------------------------------------
 
     def check_axes(self, axes: Sequence[str]) -> None:
-        """Refuses placements on axes that the problem's meshes do not have.
+        """Checks that the problem's meshes have the axes of all constrained placements.
 
         Raises:
             ProblemError: names the constraint.
@@ -182,7 +182,7 @@ class Constrained:
         return not (self.splits and tp == 1) and (not self.stages or self._of_chunks(pp) is not None)
 
     def explain(self, degrees: Iterable[int]) -> None:
-        """Raises the reason why no shape is left, if constraints are one.
+        """Raises an error if constraints are the reason why there is no shape.
 
         Raises:
             ProblemError: no number of stages fits the constraints, or nothing can be split.
@@ -215,7 +215,7 @@ class Constrained:
         return windows[chunk]
 
     def _of_chunks(self, num_chunks: int) -> list[tuple[int, int]] | None:
-        """The windows of all chunks; None where some chunk would be empty or a stage is missing."""
+        """The windows of all chunks; None if some chunk would be empty or the constraints name a stage beyond them."""
         if num_chunks not in self._windows:
             self._windows[num_chunks] = self._find_windows(num_chunks)
         return self._windows[num_chunks]
@@ -243,8 +243,8 @@ class Constrained:
     def signatures(self, unit_type: int, group: Group, axis: str) -> Mask:
         """[signatures of the group's leader] whether each obeys the constraints and fixed degrees on a mesh axis.
 
-        A constraint that names the leader is checked on the leader, any other one on the members that it names. Where
-        constraints and fixed degrees leave no signature in common, the constraints decide.
+        A constraint that names the leader is checked on the leader, any other one on the members that it names. If no
+        signature obeys both the constraints and the fixed degrees, the constraints count alone.
         """
         allowed = np.ones(len(group.assignment), dtype=np.bool_)
         about_leader = self._signatures.get((unit_type, group.leader), [])
@@ -265,7 +265,7 @@ class Constrained:
         return allowed & named if (allowed & named).any() else allowed
 
     def _is_as_named(self, unit_type: int, offset: int, lowered: int, axis: str) -> bool:
-        """Whether a signature splits what the name of its axis says, where degrees are fixed (`Fix`)."""
+        """Whether a signature splits the dim that the name of its axis stands for, if the degree is fixed (`Fix`)."""
         signature, fix = self.linkage.types[unit_type].signatures[offset][lowered], self.problem.hints.fix
         op, graph = self._operator(unit_type, offset), self.problem.graph
         factor = None if signature.factor is None else op.rule.factors[signature.factor]

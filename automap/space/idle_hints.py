@@ -1,4 +1,4 @@
-"""Warnings about hints without effect: those on a part of a plan that the plan which was found does not have."""
+"""Warnings about hints without effect: those about a part of a plan that the found plan does not have."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from automap.hints import Hints
 from automap.plan import Plan
 
 _FREE_OF = {
-    "selective": "it is about attention that no kernel fuses, and the plan has none",
-    "full": "the plan has nothing that could be computed again",
+    "selective": "it recomputes attention that is not one fused kernel, and the plan has none",
+    "full": "the plan has nothing that can be recomputed",
 }
-"""Mode of recomputation -> why a plan has none of it."""
+"""Recompute mode -> why a plan has none of it."""
 
 
 def idle_hints(plan: Plan, hints: Hints) -> tuple[str, ...]:
-    """One sentence for each of `hints.fix.recompute`, `schedule` and `batch_shares` and the shardings of constraints
-    that the plan obeys without any effect, for a `hints.fix.dp` whose ranks are no replicas, and for a `hints.fix.ep`
-    whose ranks split no experts."""
+    """One sentence for each hint without effect on a plan.
+
+    These may be `hints.fix.recompute`, `schedule` and `batch_shares`, shardings of constraints, a `hints.fix.dp` whose
+    ranks are no replicas, and a `hints.fix.ep` whose ranks split no experts.
+    """
     found = []
     mode, schedule = hints.fix.recompute, hints.fix.schedule
     if mode in _FREE_OF and not any(stage.recompute for stage in plan.stages):
@@ -34,7 +36,8 @@ def idle_hints(plan: Plan, hints: Hints) -> tuple[str, ...]:
     if hints.fix.dp not in (None, 1) and "data" not in uses:
         ask = 'the constraint {"scope": "**", "replicate": true} asks for replicas'
         found.append(
-            f"hints.fix.dp, {hints.fix.dp}, has ranks that split no samples: what they split is priced faster; {ask}"
+            f"hints.fix.dp, {hints.fix.dp}, has ranks that split no samples: their split of something else is faster; "
+            f"{ask}"
         )
     if (hints.fix.ep or 1) > 1 and not any("ep" in degrees.expert_axes for degrees in plan.degrees):
         found.append(

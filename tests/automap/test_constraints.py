@@ -67,7 +67,7 @@ def test_what_a_target_runs_again_binds_and_other_operators_are_refused(gpt):
         return search(asked, Budget(evaluations=10)).plan
 
     assert all(stage.recompute for stage in found("**").stages)
-    with pytest.raises(ProblemError, match="megatron-core runs none of these operators again") as caught:
+    with pytest.raises(ProblemError, match="megatron-core can recompute none of these operators") as caught:
         found("loss")
     assert caught.value.field == "hints.constraints[0].recompute"
 
