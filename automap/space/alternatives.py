@@ -1,8 +1,9 @@
-"""What the next best choices cost: each degree of a plan changed by itself, and priced exactly.
+"""Alternatives to a plan: plans with one other degree, priced exactly.
 
-The plan is read as a stated strategy (`automap.space.stated_strategy`). A choice is that strategy with another degree:
-what no degree says, such as the sharding of single operators, is as in the strategy. Where the strategy itself has
-another price than the plan, it is therefore the first choice that is listed. Units: seconds.
+The plan is read as a stated strategy (`automap.space.stated_strategy`), and an alternative is that strategy with
+another degree. A plan may have more than its degrees, such as its own sharding of single operators, which a strategy
+does not have. If the strategy itself has another price than the plan, it is listed as the first alternative. Units:
+seconds.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ ALONE = "these degrees alone, without the rest of the plan"
 TOLD = 1e-3
 """Share of a step by which the degrees alone must be slower or faster to be listed."""
 OF_REPLICAS = ("tp", "pp", "cp", "ep", "micro_batch")
-"""Degrees with which the replicas change, or the samples that they share out."""
+"""Degrees whose change also changes the number of replicas, or the samples that are divided among them."""
 SYNCHRONOUS = Sync()
 TRIED = 3
-"""Number of values to either side of a degree that are tried until one of them is a plan."""
+"""Number of values on either side of a degree that are tried until one of them gives a plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +45,9 @@ class Alternative:
     """The decision before and after, as in `tensor parallel 8 → 4`."""
     step_time_s: float
     more_s: float
-    """Seconds that a step takes more than with the plan; negative where it takes less."""
+    """Difference of its step time to that of the plan, in seconds; negative if it is faster."""
     shortage: str | None
-    """Where and by how much it does not fit into memory; None if it fits."""
+    """Text about the devices that are too small and their shortage; None if it fits into memory."""
 
 
 def alternatives(
@@ -55,17 +56,18 @@ def alternatives(
     sync: Sync = SYNCHRONOUS,
     beyond: Callable[[Plan], Set[str]] = lambda plan: frozenset(),
 ) -> tuple[Alternative, ...]:
-    """Plans that differ from a plan in one degree: the nearest values on either side of it.
+    """Plans that differ from a plan in one degree, with the nearest values on either side of it.
 
-    The fastest come first, and those that do not fit last. Before them all stands the plan of the degrees alone, where
-    the plan has more than its degrees. Where the plan averages its replicas, so do the alternatives that can, in the
+    The fastest come first, and those that do not fit last. If the plan has more than its degrees, the plan of the
+    degrees alone comes before all others. If the plan averages its replicas, so do the alternatives that can, in the
     cheapest way.
 
     Args:
-        lowered: a plan of the evaluator's problem; none come back where no strategy is like it.
-        sync: how its replicas stay together.
-        beyond: what of a plan its trainer cannot do, in words; choices of which it cannot do more than of the degrees
-            alone are left out.
+        lowered: a plan of the evaluator's problem. If no strategy is like it, there are no alternatives.
+        evaluator: of the problem.
+        sync: the plan's sync mode.
+        beyond: the parts of a plan that its trainer does not support, in words. An alternative is left out if it has
+            such parts that the plan of the degrees alone does not have.
     """
     strategy, kind = nearest(lowered, evaluator), sync.kind
     try:
@@ -102,7 +104,8 @@ def alternatives(
 
 
 def _priced(lowered: LoweredPlan, kind: SyncKind, evaluator: Evaluator) -> tuple[Estimate, SyncKind]:
-    """The estimate of a plan with the cheapest variant of a sync mode, or synchronous where it cannot have that."""
+    """The estimate of a plan with the cheapest variant of a sync mode, or of synchronous training if the plan cannot
+    have that mode; and the mode."""
     if kind != "synchronous":
         plan = to_plan(lowered, evaluator)
         with contextlib.suppress(PlanError):
@@ -114,10 +117,11 @@ def _priced(lowered: LoweredPlan, kind: SyncKind, evaluator: Evaluator) -> tuple
 
 
 def _runs(strategy: Strategy, evaluator: Evaluator) -> Iterator[list[Strategy]]:
-    """For each degree and direction, strategies with its next values; the first of them that is a plan counts."""
+    """For each degree and direction, strategies with its next values; the first one that gives a plan counts."""
 
     def changed(name: str, value: Any) -> Strategy:
-        # Replicas follow; the layers of each chunk stay where there are as many chunks, and shares as many replicas.
+        # The number of replicas follows from the degrees. Layers of chunks and shares of replicas are kept only if
+        # their numbers do not change.
         shares = () if name in OF_REPLICAS else strategy.shares
         return plain(replace(strategy, shares=shares, **{name: value}))
 

@@ -1,11 +1,11 @@
-"""Batch shares: how many samples of a micro-batch each rank gets where a stage has devices of several kinds.
+"""Batch shares: how many samples of a micro-batch each rank gets in a stage with devices of several kinds.
 
-Whale (arXiv 2011.09208) balances a mixed cluster by giving faster devices more of the batch. A plan chooses among a few
-ways to do so: evenly, in proportion to the speed of the kinds on this model's own units, some ways on either side of
-that, and in proportion to their memory. A way between even and proportional gives a fast kind less, for the sake of its
-memory; a way beyond proportional gives a slow kind less. Only the ranks of the outer axis may have unlike shares, which
-the other axes divide evenly. Every rank has at least one sample: a rank without any would still wait for all
-collectives. Units: samples, seconds.
+Whale (arXiv 2011.09208) balances a mixed cluster by giving faster devices more of the batch. A plan chooses one of a
+few ways to share out the samples: evenly, in proportion to the speed of the kinds on this model's own units, some ways
+around that, and in proportion to their memory. A way between even and proportional gives a fast kind less than its
+speed allows, which saves its memory; a way beyond proportional gives a slow kind less, which saves that of the slow
+kind. Only the ranks of the outer axis may have unlike shares, which the other axes divide evenly. Every rank has at
+least one sample, since a rank without samples would still take part in all collectives. Units: samples, seconds.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from automap.price.stage_layout import StageLayout
 from ir.factors import BROADCAST
 
 TILTS = (1.0, 0.95, 1.05, 0.9, 1.1, 0.75, 1.25, 0.5)
-"""Ways between the even shares, 0, and the shares in proportion to speed, 1, or beyond them (assumed). They are close
-to each other around 1, where the shardings of a plan change its price a little, and far apart towards 0."""
+"""Ways to share out samples, as points on the line from the even shares, 0, to the shares in proportion to speed, 1
+(assumed). They are dense around 1, since the best point depends a little on the shardings of a plan."""
 NUM_WAYS = 2 + len(TILTS)
 """Number of ways: even, `TILTS`, in proportion to memory."""
 GROWTH = 4
-"""Factor between the numbers of samples at which a kind is priced (assumed): between them seconds are nearly linear."""
+"""Factor between the numbers of samples at which a kind is priced (assumed). Between these, seconds are interpolated
+linearly."""
 HALVINGS = 40
-"""Times that an interval of seconds is halved: to 1e-12 of it."""
+"""Number of bisections of an interval of seconds, which reduce it to 1e-12 of its length."""
 
 
 class Speeds:
-    """Seconds that one device of each kind takes for all units of a model, forward and backward, by samples.
+    """Seconds of one device of each kind for all units of a model, forward and backward, by number of samples.
 
     Attributes:
         samples: [points] ascending, from 0.
@@ -44,7 +45,8 @@ class Speeds:
         """Prices every unit type on one device of each kind.
 
         Args:
-            kinds: a stage of devices of each kind.
+            evaluator: of the problem.
+            kinds: for each kind, a stage of such devices.
         """
         most = evaluator.problem.training.global_batch
         points = [1, GROWTH]
@@ -54,17 +56,17 @@ class Speeds:
         self.seconds: Floats = np.empty((len(kinds), len(self.samples)))
         for number, stage in enumerate(kinds):
             found = np.array([seconds_alone(evaluator, stage, float(count)) for count in points])
-            # Without samples there are still launches: on the line through the first two points.
+            # The time without samples, which is that of launches, is extrapolated from the first two points.
             start = max(0.0, found[0] - (found[1] - found[0]) / (points[1] - points[0]))
             rising = np.maximum.accumulate([start, *found.tolist()])
             self.seconds[number] = rising + 1e-12 * rising[-1] * np.arange(len(rising))
 
     def balanced(self, kinds: Ints, ranks: Ints, inner: Floats, batch: Ints) -> Floats:
-        """Samples with which all ranks of a stage take equally long.
+        """Samples for which all ranks of a stage take the same time.
 
         Args:
             kinds: [stages, kinds of a stage] number of each kind.
-            ranks: [stages, kinds of a stage] ranks of each, 0 where there are no more kinds.
+            ranks: [stages, kinds of a stage] ranks of each; 0 after the last kind of a stage.
             inner: [stages] devices of a rank, which divide its work.
             batch: [batches] samples of a micro-batch.
 
@@ -90,7 +92,7 @@ class Speeds:
 
 
 def seconds_alone(evaluator: Evaluator, stage: StageLayout, samples: float) -> float:
-    """Seconds that one device of a stage takes for all units of the model, forward and backward, by itself."""
+    """Seconds of one device of a stage for all units of the model, forward and backward, without any splits."""
     blocks, spans, num_axes = evaluator.blocks, evaluator.tables.spans, len(stage.axes)
     times = np.bincount([unit.type for unit in blocks.units], minlength=blocks.num_types)
     nothing, nowhere = np.zeros(num_axes, dtype=np.bool_), np.full(num_axes, BROADCAST, dtype=np.int64)
@@ -112,13 +114,13 @@ def seconds_alone(evaluator: Evaluator, stage: StageLayout, samples: float) -> f
 
 
 def ways_to_share(balanced: Floats, memory: Floats, ranks: Ints, quanta: Ints, batch: Ints) -> tuple[Ints, Ints]:
-    """Samples that the kinds of each stage have, in every way to share them out.
+    """Samples of the kinds of each stage, for every way to share them out.
 
     Args:
-        balanced: [stages, batches, kinds] samples of a rank with which all take equally long.
+        balanced: [stages, batches, kinds] samples of a rank for which all ranks take the same time.
         memory: [stages, kinds] bytes of a device.
-        ranks: [stages, kinds] ranks of each kind, 0 where there are no more kinds.
-        quanta: [stages] samples come in multiples of this.
+        ranks: [stages, kinds] ranks of each kind; 0 after the last kind of a stage.
+        quanta: [stages] the samples of a rank are a multiple of this.
         batch: [batches] samples of a micro-batch.
 
     Returns:
@@ -137,7 +139,7 @@ def ways_to_share(balanced: Floats, memory: Floats, ranks: Ints, quanta: Ints, b
     )
     step, many = quanta[:, None, None, None], ranks[:, None, None, :]
     totals = np.maximum(np.rint(per_rank / step), 1.0).astype(np.int64) * step * many
-    # The kind with most samples takes what rounding leaves: it changes least by it.
+    # The kind with most samples gets the rest from rounding, since that changes it least.
     largest = (per_rank * many).argmax(axis=3)[..., None]
     others = totals.sum(axis=3, keepdims=True) - np.take_along_axis(totals, largest, axis=3)
     np.put_along_axis(totals, largest, batch[:, None, None] - others, axis=3)
@@ -158,10 +160,11 @@ def share_out(
     """`ways_to_share` of stages of several kinds.
 
     Args:
+        evaluator: of the problem.
         stages: each with several `kinds`, at most `most`.
-        quanta: [stages] samples of a rank come in multiples of this.
+        quanta: [stages] the samples of a rank are a multiple of this.
         batch: [batches] samples of a micro-batch.
-        most: kinds of the stage with most.
+        most: number of kinds of the stage with most kinds.
     """
     if not stages:
         return np.zeros((0, len(batch), NUM_WAYS, most), dtype=np.int64), np.zeros((0, len(batch), NUM_WAYS), np.int64)
@@ -180,6 +183,6 @@ def share_out(
 
 
 def dealt(total: int, ranks: int, quantum: int) -> list[int]:
-    """[ranks] `total` samples spread as evenly as they go, in multiples of `quantum`; the first ranks have more."""
+    """[ranks] `total` samples divided as evenly as possible, in multiples of `quantum`; the first ranks have more."""
     least, more = divmod(total // quantum, ranks)
     return [quantum * (least + (rank < more)) for rank in range(ranks)]

@@ -1,14 +1,15 @@
-"""How one plan differs from another, decision by decision: each degree is changed by itself, and priced exactly.
+"""Differences between two plans: the degrees are changed one after another, and each step is priced exactly.
 
-Two plans of one problem are read as stated strategies (`automap.space.stated_strategy`). On the way from one to the
-other, the next change is the one that gives the fastest plan, chosen
+Both plans are read as stated strategies (`automap.space.stated_strategy`). Starting from the first one, the next change
+is the one that gives the fastest plan, chosen
 
 1. among the changes that save time and give a plan that fits into memory;
 2. else among those that save time;
-3. else among all others: the last plan fits only with them.
+3. else among all others, which may be needed for the last plan to fit.
 
-Where no single change saves time, two are made together if that is faster; where no change gives a plan, all that are
-left are made together. The last change is what no degree says. Units: seconds.
+If no single change saves time, two changes are made together if that is faster. If no change gives a plan, all
+remaining ones are made together. The last change contains all that is no degree, such as shardings of single
+operators. Units: seconds.
 """
 
 from __future__ import annotations
@@ -47,19 +48,20 @@ NAMES: Mapping[str, str] = {
 }
 """Fields of a strategy that are changed one at a time, in words; the number of replicas follows from them."""
 DETOUR = 0.1
-"""Largest share of a step time that a change may cost and still go before cheaper ones because its plan fits into
-memory (assumed)."""
+"""A change whose plan fits into memory, and that makes the step longer by at most this share, is preferred to faster
+ones whose plans do not fit (assumed)."""
 UNEQUAL_SHARES = "unequal shares of the samples"
 UNLIKE_STAGES = "stages of unlike sizes"
 SAME = 1e-9
-"""Largest share of a step time that is no difference: sums of the same terms in another order (assumed)."""
+"""Relative difference below which step times count as equal: sums of the same terms in another order (assumed)."""
 
 
 def changes(yours: LoweredPlan, best: LoweredPlan, evaluator: Evaluator) -> tuple[Change, ...]:
-    """The changes that lead from one plan to another; a single one where one of them is like no stated strategy.
+    """The changes from one plan to another; a single change if one of the plans has no nearest strategy.
 
     Args:
         yours, best: two plans of the evaluator's problem, with synchronous replicas.
+        evaluator: of the problem.
     """
     way = _Way(evaluator, nearest(yours, evaluator), nearest(best, evaluator))
     before, after = (estimate_lowered(plan, evaluator) for plan in (yours, best))
@@ -89,10 +91,14 @@ def changes(yours: LoweredPlan, best: LoweredPlan, evaluator: Evaluator) -> tupl
 
 
 def changes_of_plans(yours: Plan, best: Plan, evaluator: Evaluator) -> tuple[Change, ...]:
-    """The changes that lead from one plan to another whose replicas may be averaged: they are synchronous between.
+    """The changes from one plan to another whose replicas may be averaged.
+
+    If the sync modes differ, averaged replicas become synchronous in the first change, or synchronous ones averaged in
+    the last change.
 
     Args:
         yours, best: two plans of the evaluator's problem, with estimates.
+        evaluator: of the problem.
     """
     lowered = [lower_plan(plan, evaluator) for plan in (yours, best)]
     found = changes(lowered[0], lowered[1], evaluator)
@@ -122,7 +128,7 @@ def _averaged(sync: Sync) -> str:
 
 
 def _of_averages(about: str, parts: Mapping[str, float], after: Estimate) -> Change:
-    """The change of how replicas stay together."""
+    """The change of the sync mode."""
     return Change(
         about=about, saved_s=sum(parts.values()), parts_s=parts, fits=after.fits, alone_s=None, without_s=None
     )
@@ -159,7 +165,7 @@ def nearest(lowered: LoweredPlan, evaluator: Evaluator) -> Strategy:
 
 
 def plain(strategy: Strategy) -> Strategy:
-    """A strategy without what has no meaning beside its other degrees."""
+    """A strategy without the settings that have no effect with its other degrees."""
     virtual = strategy.virtual if strategy.pp > 1 else 1
     kind = strategy.schedule if strategy.schedule not in (None, "interleaved") else "1f1b"
     return replace(
@@ -172,7 +178,7 @@ def plain(strategy: Strategy) -> Strategy:
 
 
 def beyond_degrees(lowered: LoweredPlan, strategy: Strategy, evaluator: Evaluator) -> Iterator[str]:
-    """What of a plan its nearest strategy does not say, in words."""
+    """The parts of a plan that its nearest strategy does not have, in words."""
     if _is_unlike(lowered):
         yield UNLIKE_STAGES
     if any(mine is not None for mine in lowered.shares) and strategy.shares != lowered.shares:
@@ -204,7 +210,7 @@ def _is_unlike(lowered: LoweredPlan) -> bool:
 
 
 def _alike(one: LoweredPlan, other: LoweredPlan) -> set[str]:
-    """What both plans have beyond their strategies in the same form, so that it is no difference between them."""
+    """Parts that both plans have beyond their strategies and that are equal, so that they are no difference."""
     places = [[(tuple(s.devices), tuple(s.axes.tolist())) for s in plan.layout.stages] for plan in (one, other)]
     alike = {UNLIKE_STAGES: places[0] == places[1], UNEQUAL_SHARES: one.shares == other.shares}
     return {word for word, is_alike in alike.items() if is_alike}
@@ -220,7 +226,7 @@ def _signatures(lowered: LoweredPlan, evaluator: Evaluator) -> Ints:
 
 
 def _parts(before: Estimate, after: Estimate) -> dict[str, float]:
-    """Seconds that the second of two plans takes less, by what they consist of."""
+    """Seconds that the second of two plans saves, by part of the step."""
     found = {}
     for name in ("compute", "bubble", "optimizer", "overhead"):
         found[name] = before.breakdown_s[name] - after.breakdown_s[name]
@@ -236,7 +242,7 @@ class _Way:
         self.known: dict[Strategy, Estimate | None] = {}
 
     def estimate(self, strategy: Strategy) -> Estimate | None:
-        """What a strategy costs; None if it is no plan of the problem."""
+        """The estimate of a strategy; None if it gives no plan of the problem."""
         if strategy not in self.known:
             try:
                 lowered = hand_made(self.evaluator, strategy)
@@ -265,7 +271,7 @@ class _Way:
             current = following
 
     def _next(self, current: Strategy) -> tuple[str, ...]:
-        """The fields that are changed next: one, two where that is faster than any one, or all that are left."""
+        """The fields that are changed next: one; two, if that is faster than any one; or all remaining ones."""
         now = self.estimate(current)
         assert now is not None
         left = [name for name in NAMES if getattr(current, name) != getattr(self.best, name)]
@@ -273,7 +279,7 @@ class _Way:
         for size in (1, 2, len(left)):
             for some in itertools.combinations(left, min(size, len(left))):
                 following = self._with(current, some)
-                # Some have no meaning before others are changed.
+                # Some fields have no effect until others are changed.
                 is_made = all(getattr(following, name) == getattr(self.best, name) for name in some)
                 estimate = self.estimate(following) if is_made else None
                 if estimate is not None:
@@ -295,7 +301,7 @@ class _Way:
 
 
 def in_words(before: Strategy, after: Strategy, num_devices: int) -> str:
-    """What changes from one strategy to the next, the replicas too; the cluster has `num_devices` devices."""
+    """The differences between two strategies, with the number of replicas, in words."""
     found = []
     for name, text in NAMES.items():
         values = [getattr(strategy, name) for strategy in (before, after)]
@@ -312,7 +318,7 @@ def in_words(before: Strategy, after: Strategy, num_devices: int) -> str:
 
 
 def _devices(values: Sequence[tuple[int, ...] | None], num_devices: int) -> str:
-    """How the devices that work change: their number, which they are, or their order."""
+    """The difference of the used devices in words: of their number, of the devices themselves, or of their order."""
     before, after = (range(num_devices) if devices is None else devices for devices in values)
     if len(before) != len(after):
         return f"devices {len(before)} → {len(after)}"
@@ -335,7 +341,7 @@ def _text(name: str, value: object) -> str:
 
 
 def shortage(estimate: Estimate) -> str | None:
-    """Where and by how much more is predicted than devices have; None if the plan may fit."""
+    """Text about the devices with the largest shortage of memory, and its largest part; None if the plan may fit."""
     if not estimate.overflows:
         return None
     worst = max(estimate.memory_bytes, key=lambda memory: memory.total - memory.capacity)
