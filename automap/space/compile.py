@@ -17,12 +17,12 @@ from automap.space.kernels.records import GROUP, LEVEL, MOVED, SHAPE_NODE, TIED,
 from ir.factors import whole_signature
 
 
-# long: it fills one record, field after field, and each step needs what the steps before it found
+# long: it fills one record, field after field, and each step needs the results of those before it
 def compile_space(space: SpaceOutline) -> SpaceArrays:
     """The records of a space."""
     evaluator, meshes = space.evaluator, space.meshes
     tables = evaluator.tables
-    # Number of a distinct stage, of which the evaluator may know others -> its row.
+    # Number of a distinct stage in the evaluator, which may have further ones -> its row here.
     rows: dict[int, int] = {}
     layouts, stages, sends = _usual_layouts(space, rows)
     stage_rows, send_rows = _unlike_stages(space, rows, sends)
@@ -134,7 +134,7 @@ def _floats(values: object) -> Floats:
 
 
 def _shape_nodes(space: SpaceOutline) -> Rows:
-    """The decided beginnings of all shapes' values, level by level."""
+    """The nodes of the tree of shapes, level by level, see `SHAPE_NODE`."""
     paths = [space.meshes.values(shape) for shape in space.shapes]
     nodes = np.array([(-1, 0, -1, -1)], dtype=SHAPE_NODE)
     level = [(0, sorted(range(len(paths)), key=paths.__getitem__))]
@@ -154,10 +154,10 @@ def _shape_nodes(space: SpaceOutline) -> Rows:
 
 
 def _usual_layouts(space: SpaceOutline, rows: dict[int, int]) -> tuple[Rows, list[int], list[tuple[float, float]]]:
-    """The arrays `usual_layouts` and `stages`, and what sending to the next rank costs after each of the latter.
+    """The arrays `usual_layouts` and `stages`, and latency and bandwidth to the next rank after each of the latter.
 
     Args:
-        rows: number of a distinct stage -> its row, added to.
+        rows: number of a distinct stage -> its row; new stages are added.
     """
     meshes = space.meshes
     sizes = len(meshes.divisions), len(meshes.degrees), len(meshes.middles)
@@ -176,7 +176,8 @@ def _usual_layouts(space: SpaceOutline, rows: dict[int, int]) -> tuple[Rows, lis
 
 
 def _unlike_stages(space: SpaceOutline, rows: dict[int, int], sends: list[tuple[float, float]]) -> tuple[Ints, Ints]:
-    """The arrays `stage_rows` and `send_rows`; distinct stages are added to `rows`, what boundaries cost to `sends`."""
+    """The arrays `stage_rows` and `send_rows`; adds distinct stages to `rows`, and latency and bandwidth of boundaries
+    to `sends`."""
     meshes, stands = space.meshes, space.evaluator.stands
     parts = meshes.devices // meshes.part if meshes.longest else 0
     within = sorted({(shape.tp, shape.middle) for shape in space.shapes if meshes.may_differ(shape)})
@@ -198,7 +199,7 @@ def _unlike_stages(space: SpaceOutline, rows: dict[int, int], sends: list[tuple[
             (one, senders), (other, receivers) = stages[first, cut], stages[cut, last]
             send_rows[number, cut, cut - first, last - cut] = len(sends)
             sends.append(stands.sends.of((one, other), senders, receivers))
-        # From the last stage to the first, as if the first one came after all parts.
+        # The boundary from the last stage to the first one has the row after all parts.
         for last, first in product(range(1, parts), repeat=2):
             if last + first <= parts:
                 (one, senders), (other, receivers) = stages[parts - last, parts], stages[0, first]
@@ -220,7 +221,7 @@ class _Mixed(NamedTuple):
 
 
 def _mixed(space: SpaceOutline, rows: dict[int, int]) -> _Mixed:
-    """How the samples of a micro-batch may be shared out; the stages as if of one kind are added to `rows`."""
+    """The ways to share out the samples of a micro-batch; adds the stages as if they had one kind alone to `rows`."""
     meshes, stands = space.meshes, space.evaluator.stands
     fix = "even" if meshes.alike else space.problem.hints.fix.batch_shares
     stages = [(row, stands.stages[number]) for number, row in rows.items() if stands.stages[number].kinds]
@@ -278,7 +279,7 @@ def _groups(space: SpaceOutline) -> tuple[Rows, Ints, Ints, Mask]:
 
 
 def ungrouped(space: SpaceOutline, arrays: SpaceArrays) -> SpaceArrays:
-    """The records with every operator a group of its own, by operator row, that no constraint binds."""
+    """The records with every operator as a group of its own, in the order of operator rows, without constraints."""
     groups: list[tuple[int, ...]] = []
     count, row = 0, 0
     for unit in space.linkage.types:

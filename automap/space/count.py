@@ -18,7 +18,7 @@ from automap.space.shape import Shape
 from automap.space.stepping import SteppedSpace
 
 Mesh = tuple[int, int]
-"""Ranks of the outer axis of a stage, and the greatest common divisor of the samples of a rank and the inner ranks."""
+"""Ranks of the outer axis of a stage, and the greatest common divisor of the samples of a rank and its inner ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Signing:
     arrays: SpaceArrays
     """Records of the space, with the groups."""
     times: Sequence[int]
-    """[groups] how many times each group is decided."""
+    """[groups] how often each group is decided."""
 
 
 def grouped(
@@ -37,8 +37,8 @@ def grouped(
     """The linkage groups of the space.
 
     Args:
-        groups: (unit type, group) of those that are counted; None = all.
-        every_unit: count a group once for each unit instead of once for each unit type.
+        groups: (unit type, group) of the groups that are counted; None = all.
+        every_unit: whether a group counts once for each unit instead of once for each unit type.
     """
     times = _units(space) if every_unit else [1] * len(space.linkage.types)
     return Signing(
@@ -63,12 +63,12 @@ def _units(space: SteppedSpace) -> list[int]:
 
 
 def count_decades(space: SteppedSpace, *, limit: int | None = None, signing: Signing | None = None) -> float:
-    """log10 of the number of plans with some decisions pruned; constraints on recomputation are not counted off.
+    """log10 of the number of plans with some decisions pruned; constraints on recomputation are ignored.
 
     Args:
-        limit: only the values of a slot below it are counted, of all slots but ZeRO, recomputation and signatures;
-            None = all.
-        signing: groups whose signatures are decided, all others being forced; None = all linkage groups.
+        limit: of each slot only the values below it are counted, except for ZeRO, recomputation and signatures; None =
+            all.
+        signing: groups whose signatures are decided, while those of all others are forced; None = all linkage groups.
     """
     signing = signing or grouped(space)
     cuts: dict[int, float] = {}
@@ -82,7 +82,7 @@ def count_decades(space: SteppedSpace, *, limit: int | None = None, signing: Sig
         here = cuts[shape.num_chunks]
         for decision in reversed(DECISIONS):
             ways = decision.ways(space, shape)
-            # ZeRO stages and levels of recomputation are few: all of them are offered everywhere.
+            # There are few ZeRO stages and levels of recomputation, so all of them are always offered.
             is_few = decision.kind in ("zero", "recompute")
             here += math.log10(ways if limit is None or is_few else min(ways, limit))
         for outer, number in stage_ways(space, shape, limit).items():
@@ -100,7 +100,8 @@ def _add(one: float, other: float) -> float:
 
 
 def stage_ways(space: SteppedSpace, shape: Shape, limit: int | None) -> Counter[frozenset[Mesh]]:
-    """Set of meshes that the stages of a plan have -> number of ways to decide orders, devices and batch shares for it.
+    """For each set of meshes that the stages of a plan may have, the number of ways to decide orders, devices and batch
+    shares that give it.
 
     Args:
         limit: of every slot only the values below it are counted; None = all.
@@ -145,7 +146,7 @@ def _sizes(space: SteppedSpace, shape: Shape, limit: int | None) -> Iterator[tup
 
 
 def _rows(space: SteppedSpace, shape: Shape, order: int, sizes: Sequence[int]) -> list[int]:
-    """[stages] row of each among the distinct stages."""
+    """[stages] row of each stage among the distinct stages."""
     meshes, arrays = space.meshes, space.arrays
     within = meshes.degrees.index(shape.tp), meshes.middles.index(shape.middle)
     if tuple(sizes) == meshes.sizes(shape):
@@ -182,7 +183,7 @@ def _share_meshes(
                 each = arrays.kind_ranks[number] * quantum
                 totals = arrays.kind_samples[number, count, way]
                 shares = {*(totals // each * quantum).tolist(), *(-(-totals // each) * quantum).tolist()}
-            # Whether samples divide depends on the factors that they have in common with the inner axes.
+            # Whether samples divide depends only on their common factors with the inner axes.
             meshes |= {(ranks, math.gcd(share, within)) for share in shares}
         found.append(frozenset(meshes))
     return found
@@ -198,11 +199,11 @@ def _signature_decades(space: SteppedSpace, shape: Shape, meshes: Sequence[Mesh]
 
 
 def cut_decades(space: SteppedSpace, num_chunks: int, limit: int | None) -> float:
-    """log10 of the number of ways to cut, counting only values of a slot below `limit`; for ranks of equal speed."""
+    """log10 of the number of ways to cut for ranks of equal speed; of each slot only values below `limit` count."""
     if not space.constrained.narrowed and (limit is None or limit >= space.num_units):
         return math.log10(math.comb(space.num_units - 1, num_chunks - 1))
     scale = 0.0
-    # ways[start]: how the later chunks may be cut when the next one begins at `start`, times 10^-scale.
+    # ways[start]: number of ways to cut the later chunks if the next one begins at `start`, times 10^-scale.
     ways = np.ones(space.num_units + 1)
     for chunk in range(num_chunks - 2, -1, -1):
         fewer = np.zeros(space.num_units + 1)

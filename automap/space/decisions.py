@@ -1,15 +1,15 @@
 """SpaceOutline: the slots of a plan space, kind by kind, and the numbers that their values stand for.
 
-A plan is a sequence of decisions. A *slot* is one of them, a *value* is a number that says what was chosen; a kind of
-decision may have several slots, as `cut` has one for each chunk but the last. `DECISIONS` lists the kinds in the order
-in which they are decided. A new kind needs
+A plan is a sequence of decisions. A *slot* is one decision, and a *value* is the number of the chosen option. A kind of
+decision may have several slots: `cut` has one for each chunk but the last. `DECISIONS` lists the kinds in the order in
+which they are decided. A new kind needs
 
-1. here: its `Decision` in `DECISIONS`, with slots, chances of moves, ways to decide it, what it means in a
-   `LoweredPlan`, and what agents see of it;
+1. here: its `Decision` in `DECISIONS`, with its slots, the probability of its moves, the number of ways to decide it,
+   its meaning in a `LoweredPlan`, and its features for agents;
 2. in `kernels/records.py`: the number of its first slot, a field of `FirstSlots` of the same name and place;
 3. in `kernels/stepper.py`: how many of its slots decide something (`active_slots`), and their legal values
    (`legal_values`);
-4. in `kernels/workspace.py` or `kernels/layout.py`: what the compiled price reads of it, as `set_rows` reads ZeRO.
+4. in `kernels/workspace.py` or `kernels/layout.py`: its effect on the compiled price, as `set_rows` has that of ZeRO.
 
 Sampling, neighbours, repair, environments, counting, decoding and encoding follow from these.
 """
@@ -42,10 +42,10 @@ from automap.targets import Target
 from ir.graph import Operator
 
 Values = tuple[int, ...]
-"""One value a slot, in the order of the slots."""
+"""One value for each slot, in the order of the slots."""
 
 SHAPE_KINDS = ("pp", "tp", "middle", "micro_batches", "virtual")
-"""Kinds of the slots that decide a shape; `middle` is there where meshes have a third axis."""
+"""Kinds of the slots that decide a shape; there is a slot `middle` if meshes have a third axis."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +59,8 @@ class Slot:
     num_values: int
     """Number of values, legal or not, in any plan."""
     index: int = 0
-    """Stage of devices, chunk of a cut, rank of a recompute mode, axis of a signature."""
+    """Number of the stage, chunk, rank or mesh axis that the slot is about: for `devices`, `cut`, `recompute` and
+    `signature`."""
     unit_type: int = -1
     """Unit type of a signature."""
     group: int = -1
@@ -75,47 +76,47 @@ class Decision:
     slots: Callable[[SpaceOutline], list[Slot]]
     """Slots of the kind in a space."""
     moved: float = 0.0
-    """Share of moves of one decision that vary a slot of the kind."""
+    """Probability that a move of one decision varies a slot of the kind."""
     is_numbered: bool = False
     """Whether a plan may have several slots of the kind that decide something."""
     ways: Callable[[SpaceOutline, Shape], int] = lambda space, shape: 1
     """Number of ways to decide all slots of the kind in a plan of a shape. Kinds whose ways depend on each other
     (shapes, stages, cuts, signatures) are counted by `automap.space.count`."""
     write: Callable[[SpaceOutline, Sequence[int]], Mapping[str, Any]] = lambda space, values: {}
-    """Fields of a `LoweredPlan` that the values of the kind's slots decide by themselves."""
+    """Fields of a `LoweredPlan` that follow from the values of the kind's slots alone."""
     read: Callable[[SpaceOutline, LoweredPlan], list[int] | None] = lambda space, lowered: []
-    """Values of the kind's slots that decide a plan by themselves, the inverse of `write`; None where none do."""
+    """The inverse of `write`: values of the kind's slots for a plan, or None if the space does not have the plan."""
     amounts: Callable[[SpaceOutline], Floats] = lambda space: np.zeros(0)
-    """[values] what agents see of each value, about 0 to 1; empty: of all values 0."""
+    """[values] feature of each value for agents, about 0 to 1; empty: 0 for all values."""
     seen_as: str = ""
-    """Kind as which agents see the slots, since the inputs of trained networks are fixed; empty: as what they are."""
+    """Kind of the slots in the features for agents, if it differs: the inputs of trained networks are fixed."""
     seen_index: int | None = None
-    """Index that agents see of the slots; None = that of the slot."""
+    """Index of the slots in the features for agents; None = that of the slot."""
 
 
 class SpaceOutline:
     """The decisions of a problem.
 
     Attributes:
-        problem, evaluator, limits: the problem, what prices its plans, and the part of the decisions that is kept.
+        problem, evaluator, limits: the problem, the evaluator of its plans, and the part of the decisions that is kept.
         linkage, num_units: unit types with their linkage groups, and the number of units.
         constrained: the user's constraints.
         meshes, shapes: shapes of plans and the numbers that they are made of.
         axes: names of the mesh axes, outermost first.
-        modes: [modes] recompute modes that the trainer and `hints.fix` leave.
-        levels: levels of recomputation of a rank; configurations of other trainers know no mixtures of two modes.
-        zeros: [3, 4] ZeRO stages that `hints.fix` and the target leave where there are replicas: to plans whose outer
-            axis alone has several ranks, to those with other axes, and to pipelines.
+        modes: [modes] whether trainer, target and `hints.fix` allow a recompute mode.
+        levels: levels of recomputation of a rank. For a target without mixtures of two modes, each level is one mode.
+        zeros: [3, 4] whether `hints.fix` and the target allow a ZeRO stage if there are replicas: in plans whose outer
+            axis alone has several ranks, in plans with other axes, and in pipelines.
         schedules: schedules of plans without virtual stages, the usual one first.
         slots: all decisions in order.
         first: number of the first slot of each kind.
     """
 
     def __init__(self, problem: Problem, evaluator: Evaluator | None = None, *, limits: Limits = WHOLE) -> None:
-        """Lists the decisions, or what `limits` leave of them.
+        """Lists the decisions within `limits`.
 
         Raises:
-            ProblemError: the batch and the devices, or the hints, leave no plan.
+            ProblemError: the batch and the devices, or the hints, allow no plan.
         """
         self.problem = problem
         self.evaluator = evaluator or Evaluator(problem)
@@ -140,7 +141,7 @@ class SpaceOutline:
 
     @property
     def is_split(self) -> bool:
-        """Whether backward passes may be split into gradients of inputs and of weights."""
+        """Whether some schedule splits backward passes into gradients of inputs and of weights."""
         return any(kind in SPLIT_KINDS for kind in self.schedules)
 
     def shape(self, values: Sequence[int]) -> Shape:
@@ -152,17 +153,17 @@ class SpaceOutline:
         return values[self.first[number] : (*self.first, len(self.slots))[number + 1]]
 
     def zero_axes(self, shape: Shape) -> Mask:
-        """[axes] over which ZeRO shards what is whole there: all but the innermost."""
-        # Where stages differ, the even share has replicas too.
+        """[axes] whether ZeRO shards over an axis: over all with several ranks but the innermost."""
+        # If the stages differ in size, this is the mesh of an even share, which has replicas too.
         return np.array([size > 1 for size in self.meshes.mesh(shape)[:-1]] + [False])
 
     def zeros_of(self, shape: Shape) -> Mask:
-        """[4] ZeRO stages of plans of a shape that has replicas."""
+        """[4] whether each ZeRO stage is allowed in plans of a shape that has replicas."""
         found: Mask = self.zeros[2 if shape.pp > 1 else 1 if shape.tp * shape.middle > 1 else 0]
         return found
 
     def layout_of(self, shape: Shape, order: int, devices: Sequence[int]) -> PipelineLayout:
-        """Where the stages of a shape stand, with these numbers of devices, in one of `Meshes.orders`."""
+        """The layout of a shape with given numbers of devices of the stages, in one of `Meshes.orders`."""
         key = (shape.tp, shape.middle, order, *devices)
         if key not in self._layouts:
             ends = np.cumsum([0, *devices]).tolist()
@@ -185,7 +186,7 @@ class SpaceOutline:
 
     @functools.cached_property
     def group_rows(self) -> dict[tuple[int, int], tuple[Ints, Ints]]:
-        """(unit type, group) -> operator rows of its members, and [values, members] their signatures."""
+        """(unit type, group) -> operator rows of its members, and [values, members] the members' signatures."""
         spans = self.evaluator.tables.spans
         return {
             (unit_type, number): (
@@ -205,16 +206,16 @@ class SpaceOutline:
         return self.operator(unit_type, offset).name
 
     def is_view(self, name: str) -> bool:
-        """Whether a parameter view makes the tensor."""
+        """Whether the tensor is a view of a parameter."""
         maker = self.problem.graph.maker(name)
         return maker is not None and maker.is_view
 
 
 def _schedules(problem: Problem) -> tuple[str, ...]:
-    """Schedules without virtual stages that the user wants or, else, the trainer and the target can run.
+    """Schedules without virtual stages: the one that the user fixes, else all that the trainer and the target can run.
 
     Raises:
-        ProblemError: the target has not the one that is fixed.
+        ProblemError: the target does not have the fixed one.
     """
     fixed, target = problem.hints.fix.schedule, problem.target
     if fixed is None:
@@ -225,10 +226,10 @@ def _schedules(problem: Problem) -> tuple[str, ...]:
 
 
 def _modes(problem: Problem) -> Mask:
-    """[modes] recompute modes that the target and `hints.fix` leave.
+    """[modes] whether the target and `hints.fix` allow a recompute mode.
 
     Raises:
-        ProblemError: the target has not the one that is fixed.
+        ProblemError: the target does not have the fixed one.
     """
     fixed, target = problem.hints.fix.recompute, problem.target
     kept = RECOMPUTE_MODES if target is None else target.recompute
@@ -245,10 +246,10 @@ def _unknown_to(target: Target, name: str, value: object, known: Iterable[object
 
 
 def _zero_stages(problem: Problem) -> Mask:
-    """See `SpaceOutline.zeros`. A row without the stage that is fixed is all False: `SpaceOutline` has no such plans.
+    """See `SpaceOutline.zeros`. A row without the fixed stage is all False, so there are no such plans.
 
     Raises:
-        ProblemError: the target has not the one that is fixed.
+        ProblemError: the target does not have the fixed one.
     """
     fixed, target = problem.hints.fix.zero, problem.target
     every: tuple[int, ...] = (0, 1, 2, 3)
@@ -321,13 +322,13 @@ def _read_schedule(space: SpaceOutline, lowered: LoweredPlan) -> list[int] | Non
 
 
 def _logs(counts: Sequence[int]) -> Floats:
-    """What agents see of values that stand for counts."""
+    """Features for agents of values that are counts: their logarithms, scaled."""
     found: Floats = np.log2(np.array(counts, dtype=np.float64)) / 8.0
     return found
 
 
 def _counted(kind: str, name: str, counts: Callable[[Meshes], Sequence[int]]) -> Decision:
-    """A decision whose values stand for counts."""
+    """A decision whose values are counts."""
     return Decision(
         kind=kind,
         slots=lambda s: _one(kind, name, len(counts(s.meshes))),
@@ -351,7 +352,7 @@ DECISIONS = (
     ),
     Decision(kind="order", slots=lambda s: _one("order", "order of the devices", len(s.meshes.orders)), moved=0.04),
     Decision(kind="devices", slots=_devices, moved=0.06, is_numbered=True),
-    # Agents see the shares of unlike devices as a ninth stage of `devices`.
+    # In the features for agents, the slot `shares` is a ninth slot of `devices`.
     Decision(kind="shares", slots=_shares, moved=0.06, seen_as="devices", seen_index=8),
     Decision(kind="cut", slots=_cuts, moved=0.08, is_numbered=True),
     Decision(

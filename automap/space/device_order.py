@@ -1,8 +1,8 @@
-"""Device orders: in which order the stages of a pipeline may go through the devices of a cluster.
+"""Device orders: the orders in which the stages of a pipeline may use the devices of a cluster.
 
-Order 0 is that of the device numbers. A cluster of several kinds of hosts has an order for each sequence of the kinds.
-A cluster whose links were measured one by one has the order of SPP's recursive min-cut (Luo et al., arXiv 2204.10562),
-which puts slow links between stages, and its reverse.
+Order 0 is that of the device numbers. A cluster with several kinds of hosts has an order for each sequence of the
+kinds. A cluster with measured bandwidths between devices has the order of SPP's recursive min-cut (Luo et al., arXiv
+2204.10562), which puts slow links between stages, and its reverse.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from automap.cluster import Cluster
 Order = tuple[int, ...]
 
 MAX_PERMUTED = 3
-"""Most kinds of hosts of which every sequence is an order (assumed). With more kinds there are two orders: by rising
-and by falling memory bandwidth."""
+"""Largest number of kinds of hosts for which every sequence is an order (assumed). With more kinds there are two
+orders: by rising and by falling memory bandwidth."""
 MAX_CUT = 128
-"""Most devices that are ordered by min-cuts, whose work grows with their cube (assumed); larger clusters keep the order
-of their numbers."""
+"""Largest number of devices that are ordered by min-cuts, whose time grows with the cube (assumed). Larger clusters
+keep the order of their numbers."""
 
 
 def device_orders(cluster: Cluster) -> tuple[Order, ...]:
@@ -37,7 +37,7 @@ def device_orders(cluster: Cluster) -> tuple[Order, ...]:
 
 
 def _by_kind(cluster: Cluster) -> list[Order]:
-    """The orders in which devices of one kind of host follow each other, by their numbers within a kind."""
+    """The orders in which the devices of each kind of host are consecutive, by their numbers within a kind."""
     groups: dict[int, list[int]] = {}
     for device, host in enumerate(cluster.node_of):
         groups.setdefault(int(cluster.alike[host]), []).append(device)
@@ -50,12 +50,13 @@ def _by_kind(cluster: Cluster) -> list[Order]:
 def min_cut_order(weight: Floats) -> Order:
     """Order of the vertices of a graph by recursive minimum cuts.
 
-    The two sides of the minimum cut follow each other, and each side is ordered in the same way. Vertices between which
-    all edges have the same weight keep their order, or the reverse where its end has a faster edge to the other side:
-    neighbours in the order are ranks of one inner axis. The side of the first vertex comes first.
+    The minimum cut divides the vertices into two sides, which are consecutive in the order; each side is ordered in the
+    same way, and that of the first vertex comes first. Vertices between which all edges have the same weight keep their
+    order, or get the reverse order if that ends with a faster edge to the other side. So the ranks of an inner axis
+    stay neighbours.
 
     Args:
-        weight: [n, n] weights of the edges; of the two directions the lesser one counts.
+        weight: [n, n] weights of the edges; the smaller one of both directions counts.
     """
     both = np.minimum(weight, weight.T)
 
@@ -76,12 +77,13 @@ def min_cut_order(weight: Floats) -> Order:
 
 
 def best_connected(weight: Floats) -> Order:
-    """The vertices of a graph in the order in which they should be kept: the last one is connected worst.
+    """The vertices of a graph in the order of their connection, the best connected one first.
 
-    The vertex with the least weight of all its edges to those that stay goes first; of equal ones the last.
+    The order is built from its end: the vertex with the smallest sum of edges to the remaining vertices is removed; of
+    equal ones the last.
 
     Args:
-        weight: [n, n] weights of the edges; of the two directions the lesser one counts.
+        weight: [n, n] weights of the edges; the smaller one of both directions counts.
     """
     both = np.minimum(weight, weight.T)
     np.fill_diagonal(both, 0.0)
@@ -113,7 +115,7 @@ def min_cut(weight: Floats) -> Mask:
     alive = np.ones(len(weight), dtype=np.bool_)
     best, side = np.inf, merged[0].copy()
     while alive.sum() > 1:
-        # A maximum adjacency ordering: its last vertex is cut off from the others most cheaply.
+        # A maximum adjacency ordering: its last vertex alone is one side of a minimum cut of its last two vertices.
         tied, waiting = np.zeros(len(weight)), alive.copy()
         before = last = -1
         while waiting.any():

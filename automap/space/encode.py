@@ -1,4 +1,4 @@
-"""From a lowered plan to the values of a space that decide it: the way back of `PlanSpace.lowered`."""
+"""From a lowered plan to its values in a space: the inverse of `PlanSpace.lowered`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from automap.space.stepping import SteppedSpace
 
 
 def values_of(space: SteppedSpace, lowered: LoweredPlan) -> Values | None:
-    """The values of the only plan of `space` that may be `lowered`, or None if there is none."""
+    """The values of the plan of `space` that may be equal to `lowered`; None if it has no such plan. The caller must
+    compare the two plans."""
     stages = lowered.layout.stages
     inner = {tuple(int(size) for size in stage.axes[1:]) for stage in stages}
     if lowered.axes != space.axes or len(inner) != 1:
         return None
     (*middle, tp), pp = next(iter(inner)), len(stages)
-    # Where equal stages are not possible, all but the first one have equally many devices.
+    # If equal stages are not possible, all stages but the first one have equally many devices.
     is_equal = space.meshes.has_equal(pp, math.prod((*middle, tp)))
     size = space.meshes.devices // pp if is_equal else len(stages[-1].devices)
     shape = Shape(
@@ -49,7 +50,7 @@ def _order(space: SteppedSpace, values: Sequence[int], lowered: LoweredPlan) -> 
     turn = tuple(device for stage in lowered.layout.stages for device in stage.devices)
     if turn not in space.meshes.orders:
         return None
-    # A single stage has one order: kernels have no layout for it in another one.
+    # A single stage has one order; the kernels have no layout for it in another one.
     number = space.meshes.orders.index(turn)
     return [number] if number in np.flatnonzero(space.legal(values)) else None
 
@@ -90,7 +91,7 @@ def _cuts(space: SteppedSpace, values: Sequence[int], lowered: LoweredPlan) -> l
 
 
 def _levels(space: SteppedSpace, values: Sequence[int], lowered: LoweredPlan) -> list[int] | None:
-    """The first level of recomputation that all chunks of each rank follow; None where none does."""
+    """For each rank, the first level of recomputation that all of its chunks have; None if there is none."""
     found = [0] * (space.first.zero - space.first.recompute)
     num_ranks = len(lowered.layout.stages)
     legal = np.flatnonzero(space.levels.legal(len(lowered.chunks))).tolist()
@@ -104,7 +105,7 @@ def _levels(space: SteppedSpace, values: Sequence[int], lowered: LoweredPlan) ->
 
 
 def _follows(space: SteppedSpace, chunk: Sequence[Segment], level: int) -> bool:
-    """Whether the units of a chunk run again as a level of recomputation says."""
+    """Whether the recomputation of a chunk's units is that of a level."""
     units = space.linkage.blocks.units
     for place, segment in enumerate(chunk):
         mask = space.evaluator.masks(units[segment.unit].type)[space.levels.mode(level, place, len(chunk))]
@@ -132,5 +133,5 @@ _READERS: dict[str, Callable[[SteppedSpace, Sequence[int], LoweredPlan], list[in
     "recompute": _levels,
     "signature": _signatures,
 }
-"""Kinds of decisions that can only be read after the values before them: space, these values and the plan to the
-kind's values, or None where there are none."""
+"""For kinds of decisions whose values depend on the values before them: a function of the space, these values and the
+plan that returns the kind's values, or None if there are none."""

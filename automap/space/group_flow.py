@@ -17,7 +17,7 @@ NONE, UNKNOWN = -9, -8
 
 
 class GroupFlow(NamedTuple):
-    """What the signatures of linkage groups have to do with each other. Groups are numbered as in `SpaceArrays`."""
+    """The dependence of the signatures of linkage groups on each other. Groups are numbered as in `SpaceArrays`."""
 
     kind: Ints
     """[groups] unit type of each group."""
@@ -32,7 +32,7 @@ class GroupFlow(NamedTuple):
     batch: Ints
     """[groups] value that splits the batch, or -1."""
     divides: Mask2
-    """[groups, values] whether each device computes only a part."""
+    """[groups, values] whether the signature divides the work among the devices."""
 
 
 FLOW = tuple_type(GroupFlow)
@@ -70,7 +70,7 @@ def group_flow(space: PlanSpace) -> GroupFlow:
         other = next(g for g, found in enumerate(unit.groups) if maker in found.members)
         members = unit.groups[other].members
         flow.source[number] = groups.index((unit_type, other))
-        # Each group has one such input, so that the placements in which it is made are kept with the reader.
+        # Each group has at most one such input, so its placements are stored at the reader.
         for value, assigned in enumerate(unit.groups[other].assignment):
             flow.made[number, value] = unit.signatures[maker][assigned[members.index(maker)]].outputs[output]
     return flow

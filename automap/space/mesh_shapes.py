@@ -1,10 +1,10 @@
 """Meshes: the shapes that plans of a problem may have, found before any operator is looked at.
 
-A mesh has the axes (dp, tp), the last one over consecutive devices; where the model has a use for a third axis, it
-stands between the two (`middle_axis`). The names are for people: operators choose their signatures on every axis in the
-same way. Stages of a pipeline may differ in dp alone (`automap.space.stage_sizes`), and may go through the devices in
-another order (`automap.space.device_order`). Where few numbers of stages divide the devices, the first stage may have
-fewer of them than the others.
+A mesh has the axes (dp, tp), the last one over consecutive devices. Models that can use a third axis have it between
+the two (`middle_axis`). The names are only labels: every axis has the same signatures to choose from. Stages of a
+pipeline may differ in dp alone (`automap.space.stage_sizes`), and may use the devices in another order
+(`automap.space.device_order`). If few numbers of stages divide the devices, the first stage may have fewer devices than
+the others.
 """
 
 from __future__ import annotations
@@ -30,30 +30,31 @@ from ir.graph import Graph
 from ir.operators.experts import DISPATCH
 
 MIN_TOKENS_A_RANK = 4096
-"""Least tokens of a sequence that each rank of cp has (assumed). Shorter parts leave too little work to hide the
-exchange of keys and values, and there are samples enough to split instead. `hints.fix.cp` knows no such limit."""
+"""Least number of tokens of a sequence on each rank of cp (assumed). With fewer tokens there is too little work to hide
+the exchange of keys and values, and there are enough samples to split instead. `hints.fix.cp` has no such limit."""
 MAX_VIRTUAL_STAGES = 32
-"""Most chunks of a rank (assumed): more only adds transfers. Megatron-LM's published runs use up to 20."""
+"""Largest number of chunks of a rank (assumed); more only add transfers. Megatron-LM's published runs use up to 20."""
 UNEQUAL = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48)
-"""Numbers of stages of pipelines whose first stage has fewer devices (assumed). They, or numbers near them, are used
-between two successive numbers of equal stages whose ratio is above `FEW_TIMES`."""
+"""Numbers of stages of pipelines whose first stage has fewer devices (assumed). These numbers, or numbers near them,
+are used between two successive numbers of equal stages whose ratio is above `FEW_TIMES`."""
 FEW_TIMES = 2
-"""Largest ratio of two successive numbers of equal stages between which no others are used (assumed)."""
+"""Largest ratio of two successive numbers of equal stages between which no numbers of unequal stages are used
+(assumed)."""
 NEAR_ENOUGH = 1.7
-"""Largest ratio of a number of `UNEQUAL` and the number that is used in its place, since samples divide over the stages
-of the latter (assumed)."""
+"""Largest ratio of a number of `UNEQUAL` to the number that replaces it if samples divide over the stages of the latter
+alone (assumed)."""
 CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-"""Numbers of chunks of a rank in a model of few equal blocks, whose units divide into any number of chunks about as
-well (assumed)."""
+"""Numbers of chunks of a rank in a model with few equal blocks, whose units divide about equally well into any number
+of chunks (assumed)."""
 
 
 def middle_axis(problem: Problem) -> MiddleAxis | None:
-    """The third axis of the problem's meshes, or None where no operator would gain from one.
+    """The third axis of the problem's meshes, or None if no operator would gain from one.
 
-    A graph with experts has `ep`, of degrees that divide some layer's number of experts. A graph without experts whose
-    samples are sequences of 2 * `MIN_TOKENS_A_RANK` tokens or more has `cp`, of degrees that divide the sequence and
-    leave at least `MIN_TOKENS_A_RANK` tokens on a rank. `hints.fix.ep` or `hints.fix.cp` chooses the axis and its
-    degree; 1 does without it.
+    A graph with experts has `ep`, with degrees that divide the number of experts of some layer. A graph without experts
+    whose samples are sequences of 2 * `MIN_TOKENS_A_RANK` tokens or more has `cp`, with degrees that divide the
+    sequence and leave at least `MIN_TOKENS_A_RANK` tokens on a rank. `hints.fix.ep` or `hints.fix.cp` chooses the axis
+    and its degree; with 1 there is no such axis.
 
     Raises:
         ProblemError: the degree in `hints.fix` does not divide, or it fixes both axes.
@@ -114,8 +115,8 @@ class Meshes:
 
     Attributes:
         middle: the third axis, or None.
-        shapes: all shapes that obey the hints, whose samples divide evenly wherever they can.
-        divisions: how pipelines may divide the devices, ascending.
+        shapes: all shapes that obey the hints; their samples divide evenly where possible.
+        divisions: the possible divisions of the devices into stages, ascending.
         degrees, middles, micro_batches, virtuals: the other numbers that shapes are made of, ascending.
         devices: number of devices of the cluster.
         orders: the orders in which stages may go through the devices.
@@ -149,7 +150,7 @@ class Meshes:
 
     @property
     def alike(self) -> bool:
-        """Whether the target wants all pipeline ranks alike, see `automap.targets.Target`."""
+        """Whether the target needs all pipeline ranks to be alike, see `automap.targets.Target`."""
         target = self.problem.target
         return target is not None and target.alike
 
@@ -163,13 +164,13 @@ class Meshes:
         return self.mesh_of(shape.size, shape.tp, shape.middle)
 
     def is_even(self, shape: Shape) -> bool:
-        """Whether stages have equally many devices, but for plans that decide otherwise."""
+        """Whether the stages have equally many devices, unless slots decide other sizes."""
         return shape.pp * shape.size == self.devices
 
     def has_equal(self, pp: int, inner: int) -> bool:
         """Whether stages with inner axes of this size can have equally many devices.
 
-        Then they have, but for plans that decide otherwise.
+        If they can, they do, unless slots decide other sizes.
         """
         return self.devices % (pp * inner) == 0
 
@@ -178,7 +179,7 @@ class Meshes:
         return self.divisions.index(Division(shape.pp, shape.size))
 
     def sizes(self, shape: Shape) -> tuple[int, ...]:
-        """[stages] devices of each stage, but for plans that decide otherwise."""
+        """[stages] devices of each stage, unless slots decide other sizes."""
         return (self.devices - (shape.pp - 1) * shape.size, *(shape.size,) * (shape.pp - 1))
 
     def mesh_of(self, devices: int, tp: int, middle: int) -> tuple[int, ...]:
@@ -186,7 +187,7 @@ class Meshes:
         return (devices // tp, tp) if self.middle is None else (devices // tp // middle, middle, tp)
 
     def num_orders(self, pp: int) -> int:
-        """Number of orders of the devices for a pipeline of `pp` stages; the order inside a stage is all one."""
+        """Number of orders of the devices for a pipeline of `pp` stages; a single stage has one order."""
         return len(self.orders) if pp > 1 or self.problem.cluster.bandwidth_GBps is not None else 1
 
     def may_differ(self, shape: Shape) -> bool:
@@ -197,7 +198,7 @@ class Meshes:
 
     @property
     def may_be_unlike(self) -> bool:
-        """Whether target and hints leave stages of unlike size."""
+        """Whether target and hints allow stages of unlike size."""
         return not self.alike and self.problem.hints.fix.dp is None
 
     @functools.cached_property
@@ -213,16 +214,15 @@ class Meshes:
 
     @property
     def splits_batch(self) -> bool:
-        """Whether the middle axis splits the batch: over ep all but the experts do."""
+        """Whether most operators split the batch over the middle axis; over ep all operators but experts do."""
         return self.middle is not None and self.middle.name == "ep"
 
     def _divisions(self) -> tuple[Division, ...]:
-        """The divisions into equal stages and, where these have few numbers of stages, some whose first stage is
-        smaller.
+        """The divisions into equal stages and, if these have few numbers of stages, some with a smaller first stage.
 
-        A number of stages that the hints fix, and that leaves no equal stages, has the most even division. The stages
-        after the first one have as many devices as let the samples of a micro-batch divide over them, if the batch
-        allows it. Numbers of equal stages that share a host do not count.
+        If the hints fix a number of stages that does not divide the devices, its most even division is used. The number
+        of devices of the stages after the first one is such that the samples of a micro-batch divide over them, if the
+        batch allows it. Equal stages that share a host do not count as a number of equal stages here.
         """
         pp = self.problem.hints.fix.pp
         found = {count: Division(count, self.devices // count) for count in self.degrees}
@@ -245,7 +245,7 @@ class Meshes:
         return tuple(sorted({*found.values(), *self._of_whole_hosts(whole)}))
 
     def _of_whole_hosts(self, sizes: Sequence[int]) -> list[Division]:
-        """Divisions into stages of whole hosts whose first stage has fewer hosts, where few divisions are equal.
+        """Divisions into stages of whole hosts whose first stage has fewer hosts, if few divisions are equal.
 
         Seven hosts divide into 1 or 7 equal stages of whole hosts. If each has four devices, there are also 2 or 4
         equal stages, but these share a host, whose devices then cannot be an inner axis.
@@ -263,7 +263,7 @@ class Meshes:
         return found
 
     def _unequal(self, sizes: Iterable[int], least: int, most: int) -> list[Division]:
-        """Divisions in which all stages but the first have one of some sizes.
+        """Divisions in which all stages but the first one have the same size, out of some sizes.
 
         Args:
             sizes: numbers of devices of these stages.
@@ -309,18 +309,18 @@ class Meshes:
         return tuple(found)
 
     def _as_fixed(self, shapes: Sequence[Shape]) -> tuple[Shape, ...]:
-        """The shapes whose replicas a fixed ZeRO stage can shard over, where there are any; else all."""
+        """The shapes that have replicas for a fixed ZeRO stage, if there are any; else all shapes."""
         sharded = [shape for shape in shapes if shape.replicas > 1] if self.problem.hints.fix.zero else []
         return tuple(sharded or shapes)
 
     def _counts(self, dp: int, first: int, inner: int) -> list[int]:
-        """Numbers of micro-batches whose samples divide over dp and then over `inner`; where there are none, those
-        that give each rank of dp at least one sample, as evenly as they go.
+        """Numbers of micro-batches whose samples divide evenly over dp and then over `inner`; if there are none, those
+        that give each rank of dp at least one sample, divided as evenly as possible.
 
         Args:
             dp: ranks of the outermost axis, but for the first stage.
-            first: those of the first stage.
-            inner: ranks over which the samples of each of these divide.
+            first: ranks of the outermost axis in the first stage.
+            inner: ranks over which the samples of each of these ranks must divide.
         """
         samples = {count: self.problem.training.global_batch // count for count in self.micro_batches}
         even = [count for count, mine in samples.items() if mine % (dp * inner) == 0]
@@ -328,8 +328,8 @@ class Meshes:
         return [count for count in found if spread(samples[count], first) // first % inner == 0]
 
     def _virtuals(self, pp: int, num_micro_batches: int, *, may_be_several: bool) -> list[int]:
-        """Numbers of chunks of a rank: divisors of the blocks of the largest rank, `CHUNKS` where few are equal, or
-        the number of the hints."""
+        """Numbers of chunks of a rank: that of the hints; else divisors of the blocks of the largest rank, or `CHUNKS`
+        if few blocks are equal."""
         fix = self.problem.hints.fix
         if not may_be_several or self.constrained.stages or fix.schedule not in (None, "interleaved"):
             return [1] if fix.virtual_stages in (None, 1) else []
@@ -423,11 +423,11 @@ class Meshes:
 
 
 def _gaps(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Successive numbers, of an ascending row, between which others are missing (`FEW_TIMES`)."""
+    """Pairs of successive numbers, of an ascending sequence, whose ratio is above `FEW_TIMES`."""
     return [(few, more) for few, more in itertools.pairwise(numbers) if more > FEW_TIMES * few]
 
 
 def _nearest(divisions: Iterable[Division], wanted: int) -> list[Division]:
-    """The divisions into about as many stages as are wanted (`NEAR_ENOUGH`), the nearest first."""
+    """The divisions into about the wanted number of stages (`NEAR_ENOUGH`), the nearest first."""
     near = [one for one in divisions if max(one.stages / wanted, wanted / one.stages) <= NEAR_ENOUGH]
     return sorted(near, key=lambda one: (abs(math.log(one.stages / wanted)), one.size))

@@ -1,10 +1,10 @@
-"""Recomputation levels: what a pipeline rank computes again in the backward pass.
+"""Recomputation levels: the recompute modes of the units of a pipeline rank.
 
-A *level* is a value of the slot `recompute`. It names two neighbouring recompute modes: the heavier one is for the
-first units of each chunk of the rank, and the lighter one for the other units. Levels with one mode for all units are
-among them. Levels are ordered by how much is computed again: between the levels of two modes are those with more and
-more units in the heavier mode. The number of these units is counted in steps, fractions of a chunk, so that a level
-means the same in chunks of every size.
+A *level* is a value of the slot `recompute`. It names two successive recompute modes: the first units of each chunk of
+the rank have the heavier one, which recomputes more, and the other units have the lighter one. In some levels all units
+have the same mode. Levels are ordered by the amount of recomputation: between the levels of two modes are those with
+more and more units in the heavier mode. The number of these units is counted in steps, fractions of a chunk, so that a
+level has the same meaning in chunks of every size.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Count = TypeVar("Count", int, Ints)
 """A number of units, or an array of them."""
 
 MOST_STEPS = 16
-"""Most steps between two modes (assumed): a step of a rank whose units all run again is 1/16 of its recomputation,
-about 1.5 % of a step. Chunks of up to so many units may have any number of them in the heavier mode."""
+"""Largest number of steps between two modes (assumed). One step is 1/16 of the recomputation of a rank, which is about
+1.5 % of a step time. Chunks with at most this number of units may have any number of them in the heavier mode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Level:
     heavy: int
     """Mode of its first units."""
     steps: int
-    """How many units are in the heavy mode, as steps of so many that are all units; 0 = all are in one mode."""
+    """Units in the heavy mode, in steps; `Levels.steps` steps are all units. 0 = all units are in the light mode."""
 
 
 class Levels:
@@ -57,7 +57,7 @@ class Levels:
         self.steps = min(MOST_STEPS, num_units)
         found = []
         for heavy, _ in enumerate(RECOMPUTE_MODES):
-            # The next lighter mode that is legal, so that a missing one does not leave a gap.
+            # The next lighter legal mode: illegal modes are skipped.
             lighter = [mode for mode in range(heavy) if modes[mode]]
             light = lighter[-1] if lighter else max(0, heavy - 1)
             found += [Level(light, heavy, steps) for steps in range(1, self.steps if heavy else 0)]
@@ -75,11 +75,11 @@ class Levels:
         return RECOMPUTE_MODES.index(mode) * self.steps
 
     def amount(self, level: int) -> float:
-        """How much runs again: the number of the mode, fractions between two modes."""
+        """Amount of recomputation: the number of the mode, with fractions between two modes."""
         return level / self.steps
 
     def shares(self) -> Floats:
-        """[levels, modes] share of the units that each level has in each mode."""
+        """[levels, modes] share of the units in each mode."""
         found = np.zeros((len(self), len(RECOMPUTE_MODES)))
         for number, level in enumerate(self.levels):
             found[number, level.heavy] += level.steps / self.steps
@@ -87,9 +87,9 @@ class Levels:
         return found
 
     def legal(self, num_chunks: int) -> Mask:
-        """[levels] which may be chosen in a pipeline of so many chunks.
+        """[levels] whether a level may be chosen in a pipeline with `num_chunks` chunks.
 
-        Of the levels that mean the same in a chunk of even size one is legal.
+        Of levels with the same number of units in a chunk of average size, one is legal.
         """
         units = -(-self._num_units // num_chunks)
         first = self.first_units(self._steps, np.full_like(self._steps, units))
@@ -99,11 +99,16 @@ class Levels:
         return found
 
     def first_units(self, steps: Count, units: Count) -> Count:
-        """How many of the units of a chunk are in the heavy mode of a level of so many steps."""
+        """Number of units of a chunk in the heavy mode.
+
+        Args:
+            steps: steps of the level.
+            units: units of the chunk.
+        """
         return _rounded(steps * units, self.steps)
 
     def mode(self, level: int, place: int, units: int) -> str:
-        """Mode of the unit at a place in a chunk of so many units; said again in `automap.space.kernels.levels`."""
+        """Mode of the unit at a place in a chunk; the same rule as in `automap.space.kernels.levels`."""
         about = self.levels[level]
         is_first = place < self.first_units(about.steps, units)
         return RECOMPUTE_MODES[about.heavy if is_first else about.light]

@@ -16,20 +16,19 @@ class Shape:
     tp: int
     """Ranks of the innermost mesh axis."""
     dp: int
-    """Ranks of the outermost mesh axis, in every stage where all have equally many devices; where the first one has
-    fewer, in all others."""
+    """Ranks of the outermost mesh axis in every stage; if the first stage has fewer devices, in all others."""
     num_micro_batches: int
     """Micro-batches of a step."""
     samples: int
     """Samples of a micro-batch over all replicas."""
     virtual: int = 1
-    """Virtual stages of each rank: chunks of the model that it has."""
+    """Virtual stages of each rank, which are its number of chunks."""
     middle: int = 1
     """Ranks of the mesh axis between dp and tp."""
 
     @property
     def size(self) -> int:
-        """Devices of a stage; of all stages but the first one, where that has fewer."""
+        """Devices of a stage; if the first stage has fewer, of all others."""
         return self.dp * self.tp * self.middle
 
     @property
@@ -39,12 +38,12 @@ class Shape:
 
     @property
     def replicas(self) -> int:
-        """Ranks over which ZeRO shards what is whole on them."""
+        """Number of ranks over which ZeRO shards tensors that are B on all of them."""
         return self.dp * self.middle
 
 
 class Division(NamedTuple):
-    """How a pipeline divides the devices: each stage has as many, or the first one what is left, which is less."""
+    """Division of the devices into stages of equal size; the first stage may have fewer devices, the remaining ones."""
 
     stages: int
     """Number of stages."""

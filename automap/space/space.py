@@ -1,10 +1,11 @@
 """PlanSpace: the plans of a problem as a sequence of decisions with legal values.
 
-One meaning of "optimum" for every searcher: environments, exhaustive search and templates all walk these decisions.
-A plan of the space has meshes on pp pipeline ranks that are equal but for the outer axis
-(`automap.space.mesh_shapes`), chunks cut between units, one level of recomputation a rank, one ZeRO stage, and for each
-linkage group of each unit type one signature on each mesh axis; equal units are decided once. `values` is a tuple with
-one number a slot (`automap.space.decisions`); a slot with a single legal value is forced.
+Environments, exhaustive search and templates all use these decisions, so "optimum" has one meaning for every searcher.
+A plan of the space has pp pipeline ranks with meshes that may differ in the outer axis alone
+(`automap.space.mesh_shapes`), chunks that are cut between units, one level of recomputation for each rank, one ZeRO
+stage, and one signature on each mesh axis for each linkage group of each unit type; equal units are decided once.
+`values` is a tuple with one number for each slot (`automap.space.decisions`); a slot with a single legal value is
+forced.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ __all__ = ["SHAPE_KINDS", "Ints", "PlanSpace", "Slot", "Values"]
 
 
 class PlanSpace(SteppedSpace):
-    """The plans of `problem`; see `SpaceOutline` for what its slots and shapes are called."""
+    """The plans of a problem; see `SpaceOutline` for its attributes."""
 
     @functools.cached_property
     def chosen(self) -> dict[tuple[Any, ...], Any]:
-        """Signatures that `automap.space.templates` has chosen on an axis."""
+        """Cache of the signatures that `automap.space.templates` has chosen on each axis."""
         return {}
 
     @functools.cached_property
@@ -45,13 +46,16 @@ class PlanSpace(SteppedSpace):
         return []
 
     listing: Iterator[tuple[Shape, Values]] | None = None
-    """Lists the further ones."""
+    """Iterator over the templates after these; None before the first one."""
 
     def even_values(self, shape: Shape, *, recompute: str, zero: int, stages: Sequence[int] = ()) -> Values:
-        """The values before the signatures of a plan with even cuts and one recompute mode, as constraints allow.
+        """The values before the signatures of a plan with even cuts and one recompute mode, as far as constraints allow
+        these.
 
         Args:
-            zero: ZeRO stage, where there are replicas.
+            shape: shape of the plan.
+            recompute: the recompute mode.
+            zero: ZeRO stage, if there are replicas.
             stages: values of the slots of schedule, order and devices; those left out are 0.
         """
         level = self.levels.of_mode(recompute)
@@ -65,7 +69,7 @@ class PlanSpace(SteppedSpace):
         return (*values, *[0] * (self.first.signature - len(values)))
 
     def lowered(self, values: Sequence[int]) -> LoweredPlan:
-        """What `values` decide, all but the signatures complete."""
+        """The lowered plan of `values`; signatures without a value are undecided."""
         return self.choice_of(values, self.signatures(values))
 
     def choice_of(self, values: Sequence[int], signatures: Ints) -> LoweredPlan:
@@ -98,7 +102,7 @@ class PlanSpace(SteppedSpace):
         )
 
     def decode(self, values: Sequence[int]) -> Plan:
-        """The plan that `values` decide, not yet priced."""
+        """The plan document of `values`, without estimate."""
         return to_plan(self.lowered(values), self.evaluator)
 
     def encode(self, plan: Plan) -> Values | None:
@@ -113,5 +117,5 @@ class PlanSpace(SteppedSpace):
 
     @functools.cached_property
     def decades(self) -> float:
-        """log10 of the number of plans; constraints on recomputation are not counted off."""
+        """log10 of the number of plans; constraints on recomputation are ignored."""
         return count_decades(self)

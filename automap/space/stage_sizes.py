@@ -1,8 +1,8 @@
-"""Stage sizes: how many devices each stage of a pipeline may have where stages differ.
+"""Stage sizes: the numbers of devices that each stage of a pipeline may have if stages differ in size.
 
-A cluster is divided into equal parts, at most `MAX_PARTS`, each inside one host or made of whole hosts. A stage has a
+A cluster is divided into at most `MAX_PARTS` equal parts, each inside one host or made of whole hosts. A stage has a
 whole number of parts and of inner meshes, so that stages differ in the outer axis alone. The samples of a micro-batch
-are spread over that axis as evenly as they go, at least one for each rank. Units: devices, samples.
+are divided over that axis as evenly as possible, with at least one for each rank. Units: devices, samples.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from automap.arrays import Mask
 from automap.cluster import Cluster
 
 MAX_PARTS = 16
-"""Most parts of a cluster (assumed)."""
+"""Largest number of parts of a cluster (assumed)."""
 MAX_UNEVEN_STAGES = 4
-"""Stages of the longest pipeline whose stages may differ (assumed): longer ones gain little and have too many ways."""
+"""Largest number of stages of pipelines whose stages may differ in size (assumed). Longer pipelines gain little from
+it, and have too many combinations of sizes."""
 
 
 def part_size(cluster: Cluster) -> int:
-    """Devices of a part: the fewest that give at most `MAX_PARTS` parts, each inside one host or of whole hosts."""
+    """Devices of a part: the smallest number with at most `MAX_PARTS` parts, each inside one host or of whole hosts."""
     devices = cluster.num_devices
     host = math.gcd(*(host.num_devices for host in cluster.hosts))
     return next(
@@ -35,7 +36,7 @@ def part_size(cluster: Cluster) -> int:
 def ways_to_fill(
     cluster: Cluster, inner: Sequence[int], middle: Sequence[int], samples: Sequence[int], *, splits_batch: bool
 ) -> Mask:
-    """Numbers of parts that several stages can have together, each with a legal size.
+    """The total numbers of parts that several stages can have, if each has a legal size.
 
     Args:
         cluster: cluster whose devices the stages share.
@@ -46,7 +47,7 @@ def ways_to_fill(
 
     Returns:
         [inner, middle, samples, MAX_UNEVEN_STAGES, parts + 1] whether this number of stages (from 1) can have this
-        number of parts together.
+        total number of parts.
     """
     size = part_size(cluster)
     parts = cluster.num_devices // size
