@@ -1,7 +1,8 @@
-"""Megatron's pattern: how one operator is split over one mesh axis in the plans that experts write by hand.
+"""Megatron's pattern: the signature of one operator on one mesh axis in plans that experts write by hand.
 
-Templates and published runs share these rules: the batch over data parallelism, weights over tensor parallelism
-(columns, then rows; arXiv 1909.08053), the sequence over context parallelism, whole experts over expert parallelism.
+Templates and published runs share these rules: data parallelism splits the batch, tensor parallelism splits weights
+(columns, then rows; arXiv 1909.08053), context parallelism splits the sequence, and expert parallelism spreads whole
+experts.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ir.graph import Operator
 from ir.operators.experts import COMBINE, DISPATCH, PRODUCT
 
 _NOT_MEGATRON, _USUAL, _BETTER, _BEST = range(4)
-"""Ranks of signatures, see `AxisChoice.weights`."""
+"""Ranks of signatures in `AxisChoice.weights`; the signature with the highest rank is chosen."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +52,8 @@ class AxisChoice:
         return names.index("e") if self.op.kind in (DISPATCH, PRODUCT) and "e" in names else None
 
     def given(self) -> int | None:
-        """The signature that takes every activation in its present placement, at least one of them split; or None."""
+        """The signature that requires every activation in its present placement, if at least one is split; else
+        None."""
         own = [(i, self.placed.get(n, BROADCAST)) for i, n in enumerate(self.op.inputs) if self._is_activation(n)]
         for index, signature in enumerate(self.table):
             taken = [(signature.inputs[slot], placement) for slot, placement in own]
@@ -60,10 +62,8 @@ class AxisChoice:
         return None
 
     def follow(self) -> int:
-        """The signature that takes the first split operand, and as many others as possible, in their present placement.
-
-        Where there is no such signature, the operator is whole.
-        """
+        """The signature that requires the first split operand, and as many others as possible, in their present
+        placement; if there is none, the one that splits nothing."""
         names = enumerate(self.op.inputs)
         have = {i: self.placed.get(n, BROADCAST) for i, n in names if n in self.placed or self._is_activation(n)}
         first = next((slot for slot, placement in have.items() if placement >= 0), None)
@@ -76,17 +76,21 @@ class AxisChoice:
         return best
 
     def weights(self, *, sequence_parallel: bool) -> int:
-        """Megatron's signature on the axis of tensor parallelism; whole tensors where it is not legal.
+        """Megatron's signature on the axis of tensor parallelism; if it is not legal, the one that splits nothing.
 
-        A product with a weight whose input is split along the summed dim takes it in this placement (rows), otherwise
-        it splits the weight and the output (columns). An embedding splits its vocabulary. Products of activations and
-        losses take split inputs in their placement (heads, classes), and so do operators that join split inputs (a gate
-        and the gated tensor), also with one that is whole, of which each rank takes its part (the scores of heads and a
-        bias of positions). All other operators are whole, or split the sequence. An adapter is never split between its
-        two products: the first one splits no output, and the second one none beside a layer whose inputs are split.
+        - A product with a weight whose input is split along the summed dim takes it in this placement (rows). Otherwise
+          it splits the weight and the output (columns).
+        - An embedding splits its vocabulary.
+        - Products of activations and losses take split inputs in their placement (heads, classes).
+        - So do operators that combine split inputs (a gate and the gated tensor), also with an input that is whole, of
+          which each rank uses its part (the scores of heads and a bias of positions).
+        - An adapter is never split between its two products: the first one splits no output, and the second one splits
+          none if the layer beside it has split inputs.
+        - All other operators are whole, or split the sequence.
         """
         if self.op.kind == COMBINE:
-            # The sum over experts, or over slices of them, stays partial: tokens are fewer than slots of their experts.
+            # The sum over experts, or over slices of them, stays P: it is reduced on tokens, which are fewer than the
+            # slots of experts.
             own = self.placed.get(self.op.inputs[0], BROADCAST)
             for index, signature in enumerate(self.table):
                 taken = signature.inputs == (own, BROADCAST, BROADCAST)
@@ -102,10 +106,10 @@ class AxisChoice:
         return best
 
     def _rank(self, signature: Signature, *, is_given: bool, sequence_parallel: bool) -> int:
-        """How much a signature is in Megatron's manner, see `weights`: the highest rank is taken.
+        """The rank of a signature in `weights`.
 
         Args:
-            signature: it divides work, and does not split the batch.
+            signature: a signature that divides work and does not split the batch.
             is_given: whether it is that of `given`.
             sequence_parallel: whether other operators split the sequence.
         """
@@ -146,7 +150,8 @@ class AxisChoice:
         return any(self.placed.get(name, BROADCAST) >= 0 for name in first.inputs if self._is_activation(name))
 
     def _joins(self, signature: Signature) -> bool:
-        """Whether a signature takes a split operand as it is, and of all other activations, which are whole, a part."""
+        """Whether a signature requires a split operand as it is, and its part of all other activations, which are
+        whole."""
         own = [
             (p, self.placed.get(n, BROADCAST))
             for n, p in zip(self.op.inputs, signature.inputs, strict=True)

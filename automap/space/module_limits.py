@@ -1,9 +1,9 @@
-"""What a trainer of whole modules can run of a pattern: changes of placement at the borders of modules alone.
+"""Limits of trainers that shard whole modules: placements may change only at the inputs and outputs of modules.
 
-A layer is a module with weights of its own: a linear layer, an embedding or a norm. Collectives run at its inputs and
-outputs, and at the inputs of modules all of whose readers want the same. All other operators are the user's code, which
-runs on what each rank has. `automap.runtime.trainer` checks the same with the module at hand, and says of a plan what
-is finer.
+A layer is a module with weights of its own: a linear layer, an embedding or a norm. Collectives run at the inputs and
+outputs of layers, and at the input of a module if all of its readers need the same placement. All other operators are
+code of the user, which runs on the local tensors of each rank. `automap.runtime.trainer` checks the same with the
+PyTorch module, and reports the parts of a plan that it cannot run.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ir.factors import BROADCAST, PARTIAL, Placement, Signature
 from ir.graph import Graph, Operator
 
 MOST_DIMS = 2
-"""Dims of the weights of a linear layer, an embedding or a norm."""
+"""Largest number of dims of a weight of a linear layer, an embedding or a norm."""
 _Reader = tuple[str, tuple[Placement, Placement]]
-"""The scope of an operator, and the placements in which it reads a tensor and makes the gradient of it."""
+"""The scope of an operator, and the placements of a tensor that it reads and of the gradient that it produces."""
 
 
 def finer_than_modules(space: PlanSpace, column: Ints) -> str:
-    """Why a trainer of whole modules cannot run the signatures of all operators on one axis; empty where it can.
+    """The reason why a trainer of whole modules cannot run some signatures on one axis; empty if it can run all.
 
     Args:
         space: the plan space of the model.
@@ -42,9 +42,9 @@ def finer_than_modules(space: PlanSpace, column: Ints) -> str:
 
 
 def cuts_between_modules(graph: Graph, units: Sequence[Unit]) -> bool:
-    """Whether no layer reads a weight in several units: stages share none of them.
+    """Whether each layer has its operators in one unit, so that no two stages share a layer.
 
-    A network may call a layer several times, and the position biases of T5 are those of one layer for all.
+    A network may call a layer several times. The position biases of T5, for example, are those of one layer for all.
     """
     layers, home = _layers(graph), dict[tuple[str, str], int]()
     for number, unit in enumerate(units):
@@ -57,9 +57,9 @@ def cuts_between_modules(graph: Graph, units: Sequence[Unit]) -> bool:
 
 
 def recomputes_units(graph: Graph, units: Sequence[Unit]) -> bool:
-    """Whether each unit is made of whole modules, so that any of them can run again without the others.
+    """Whether each unit consists of whole modules, so that it can be recomputed without the others.
 
-    What keeps no activations need not run again, and the loss runs again by itself.
+    Operators that save no activations need not be recomputed, and the loss can be recomputed alone.
     """
     for unit in units:
         others = {
@@ -69,14 +69,15 @@ def recomputes_units(graph: Graph, units: Sequence[Unit]) -> bool:
             for path in _paths(op.scope)
         }
         for op in graph.operators[unit.start : unit.stop]:
-            # Code of no module never runs again (`Evaluator.masks`).
+            # Operators outside of modules are never recomputed (`Evaluator.masks`).
             if op.is_live and op.scope and op.scope in others and graph.keeps_activations(op):
                 return False
     return True
 
 
 def recomputes_cores(space: PlanSpace) -> bool:
-    """Whether the core of attention is code of a module in one unit, so that this can run again without its layers."""
+    """Whether the core of attention is code of a module in one unit, so that it can be recomputed without the module's
+    layers."""
     graph, tables, units = space.problem.graph, space.evaluator.tables, space.linkage.blocks.units
     layers = _layers(graph)
     units_of: dict[str, set[int]] = {}
@@ -110,9 +111,9 @@ def _chosen(space: PlanSpace, column: Ints) -> Iterator[tuple[str, tuple[Operato
 
 
 def _layers(graph: Graph) -> set[str]:
-    """Scopes whose operators read a weight and perhaps a bias, none of more dims than a linear layer's.
+    """Scopes whose operators read a weight and perhaps a bias, none with more than `MOST_DIMS` dims.
 
-    Names do not tell: a weight that layers share has the name that one of them gives it.
+    The names of weights are not used, since a weight that several layers share has the name from one of them.
     """
     most: dict[str, int] = {}
     for op in graph.operators:
@@ -125,7 +126,7 @@ def _layers(graph: Graph) -> set[str]:
 
 
 def _runs(graph: Graph, op: Operator, signature: Signature, layers: set[str]) -> bool:
-    """Whether an operator needs no more than its module has."""
+    """Whether a trainer of whole modules can run an operator with a signature."""
     is_loss = op.outputs[0] == graph.outputs[-1]
     if is_loss or all(p == BROADCAST for p in (*signature.inputs, *signature.outputs)):
         return True
@@ -143,9 +144,9 @@ def _runs(graph: Graph, op: Operator, signature: Signature, layers: set[str]) ->
 
 
 def _agree(graph: Graph, name: str, chosen: dict[str, tuple[Operator, Signature]], layers: set[str]) -> bool:
-    """Whether code outside of layers reads a tensor in the placement in which it gets it.
+    """Whether code outside of layers requires a tensor in the placement that it has there.
 
-    It may change where a module begins that reads it in one placement alone, and does not make it.
+    The placement may change at the input of a module that reads the tensor in one placement alone and does not make it.
     """
     maker = graph.maker(name)
     if graph.tensors[name].role == "parameter" or (maker is not None and maker.name not in chosen):
@@ -153,7 +154,7 @@ def _agree(graph: Graph, name: str, chosen: dict[str, tuple[Operator, Signature]
     held: Placement | None = BROADCAST
     if maker is not None:
         signature = chosen[maker.name][1]
-        # What leaves a layer is moved to what the code reads.
+        # The output of a layer is converted to the placement that the code requires.
         held = None if maker.scope in layers else signature.outputs[maker.outputs.index(name)]
     readers: list[_Reader] = []
     for index in graph.consumers[name]:
@@ -170,7 +171,7 @@ def _agree(graph: Graph, name: str, chosen: dict[str, tuple[Operator, Signature]
 
 
 def _around(readers: Sequence[_Reader], maker: str, depth: int = 1) -> Iterator[_Reader]:
-    """The readers of a tensor that are in no module which reads it in one way alone, and does not make it.
+    """The readers of a tensor outside of modules at whose inputs its placement may change, see `_agree`.
 
     Args:
         readers: scopes with the placements of the tensor and its gradient.

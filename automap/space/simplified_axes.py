@@ -1,9 +1,9 @@
 """Simplified axes: a plan can be written with several sets of mesh axes; this module finds the simplest one.
 
-An axis on which nothing is split can be removed: its ranks repeat each other's work, and the same plan without the axis
-leaves their devices idle. Two neighbouring axes that every operator and ZeRO treat in the same way can be written as
-one axis. By convention, an axis that splits the batch is the outermost one, and an axis that does not is the innermost
-one.
+An axis on which nothing is split can be removed: its ranks all do the same work, and the plan without the axis leaves
+all but one of them idle. Two neighbouring axes can be written as one axis if every operator has the same placements on
+both, and ZeRO shards over both or neither. By convention, an axis that splits the batch is the outermost one, and an
+axis that does not is the innermost one.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Role = Literal["none", "batch", "other", "idle"]
 split something over it. `idle`: no operator splits anything over it."""
 
 ROUNDING = 1e-9
-"""Largest relative difference of two prices that count as equal: sums of the same terms in another order (assumed)."""
+"""Relative difference below which prices count as equal: sums of the same terms in another order (assumed)."""
 
 
 def sizes(lowered: LoweredPlan) -> Ints:
-    """[axes] ranks of each axis in the stage that has most of it."""
+    """[axes] largest number of ranks of each axis in any stage."""
     found: Ints = np.max([stage.axes for stage in lowered.layout.stages], axis=0).astype(np.int64)
     return found
 
@@ -49,10 +49,10 @@ def role(lowered: LoweredPlan, evaluator: Evaluator, axis: int) -> Role:
 
 
 def num_unlike(lowered: LoweredPlan, evaluator: Evaluator) -> int:
-    """How many operators differ from the default of an axis, each axis counted by itself.
+    """Number of operators that differ from the default of an axis, summed over the axes.
 
-    The default is to split the batch on an axis that splits it, and to be whole on all others. Operators of equal units
-    with equal signatures count once.
+    The default is to split the batch on an axis with the role `batch`, and to be whole on all others. Operators of
+    equal units with equal signatures count once.
     """
     seen: set[tuple[int, int, int]] = set()
     for axis in np.flatnonzero(sizes(lowered) > 1).tolist():
@@ -64,7 +64,8 @@ def num_unlike(lowered: LoweredPlan, evaluator: Evaluator) -> int:
 
 
 def canonical(lowered: LoweredPlan, evaluator: Evaluator) -> LoweredPlan:
-    """The same plan with axes in their conventional places; axes used alike are joined where that costs no more."""
+    """The same plan with axes in their conventional places; axes with the same use are joined if the price stays the
+    same."""
     lowered, limit_s = in_place(lowered, evaluator), 0.0
     for merge in merges(lowered, evaluator, same_zero=True):
         limit_s = limit_s or evaluator.evaluate(lowered).step_time_s * (1.0 + ROUNDING)
@@ -91,10 +92,11 @@ def in_place(lowered: LoweredPlan, evaluator: Evaluator) -> LoweredPlan:
 
 
 def merges(lowered: LoweredPlan, evaluator: Evaluator, *, same_zero: bool = False) -> Iterator[LoweredPlan]:
-    """The plans with two neighbouring axes joined, for every two that all operators treat alike.
+    """The plans with two neighbouring axes joined, for every two on which each operator has the same placements.
 
     Args:
-        same_zero: join only axes that ZeRO treats alike too; otherwise ZeRO over one of them becomes ZeRO over both.
+        same_zero: whether to join only axes of which ZeRO shards over both or neither; otherwise ZeRO over one of them
+            becomes ZeRO over both.
     """
     live = np.flatnonzero(sizes(lowered) > 1).tolist()
     for outer, inner in itertools.pairwise(live):
@@ -127,13 +129,13 @@ def without_idle(lowered: LoweredPlan, evaluator: Evaluator) -> Iterator[Lowered
 
 
 def repeats(lowered: LoweredPlan, evaluator: Evaluator) -> bool:
-    """Whether some stage repeats all its work over some axis."""
+    """Whether in some stage all ranks of some axis do the same work."""
     ranks = range(len(lowered.layout.stages))
     return any(_is_idle(lowered, evaluator, axis, rank) for axis in range(len(lowered.axes)) for rank in ranks)
 
 
 def _is_idle(lowered: LoweredPlan, evaluator: Evaluator, axis: int, rank: int) -> bool:
-    """Whether a stage repeats all its work over an axis."""
+    """Whether all ranks of an axis do the same work in a stage."""
     if lowered.layout.stages[rank].axes[axis] == 1:
         return False
     mine = replace(lowered, chunks=lowered.chunks[rank :: len(lowered.layout.stages)])
@@ -141,7 +143,7 @@ def _is_idle(lowered: LoweredPlan, evaluator: Evaluator, axis: int, rank: int) -
 
 
 def dropped(lowered: LoweredPlan, evaluator: Evaluator, axis: int, ranks: Sequence[int]) -> LoweredPlan:
-    """The plan in which some pipeline ranks, splitting nothing over an axis, use the first devices along it alone."""
+    """The plan in which some pipeline ranks, which split nothing over an axis, use only its first devices."""
 
     def alone(mesh: list[int], rank: int) -> list[int]:
         mesh[axis] = 1 if rank in ranks else mesh[axis]

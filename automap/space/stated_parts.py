@@ -1,6 +1,6 @@
 """The parts of a plan that follow from stated degrees: mesh axes, signatures in Megatron's pattern, chunks of layers.
 
-Published runs and the strategies that people state are built from these parts. Prices nothing. Units: samples.
+Published runs and the strategies that users state are built from these parts. Nothing is priced here. Units: samples.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Axis:
     split: Literal["batch", "sequence", "weights"]
     """Dim that dense operators split over the axis."""
     experts: Literal["alike", "spread", "sliced"] = "alike"
-    """Whether experts are spread over the axis, or each expert is sliced; `alike` = they split the dim that dense
-    operators split."""
+    """Whether experts are spread over the axis, or each expert is sliced; `alike` = experts split the same dim as dense
+    operators."""
     shards_states: bool = True
     """Whether ZeRO shards over the axis."""
 
@@ -64,11 +64,11 @@ def mesh(
     """Mesh axes of the stated degrees, the last one over consecutive devices: data, context, tensor parallelism.
 
     Args:
-        dp: replicas.
-        tp: ranks that slice dense operators.
+        dp: number of replicas.
+        tp: ranks that split the weights of dense operators.
         cp: parts of the sequence.
-        ep: ranks that share the experts, taken from the inside out (Megatron-Core's folding, arXiv 2504.14960): from tp
-            where experts are not sliced, then from cp, then from dp.
+        ep: ranks over which experts are spread. They are taken from the innermost axes outwards (Megatron-Core's
+            parallel folding, arXiv 2504.14960): from tp if experts are not sliced, then from cp, then from dp.
         slices: slices of each expert, 1 or tp; None = tp unless ep takes all ranks.
         states: replicas that share optimizer states, the inner part of dp; None = all.
         sequence_parallel: whether tp splits the sequence between products.
@@ -104,7 +104,7 @@ def mesh(
 def signatures(evaluator: Evaluator, shape: Shape, axes: Sequence[Axis], *, sequence_parallel: bool) -> Ints:
     """[operator rows, axes] signatures in Megatron's pattern, with experts spread or sliced as the axes say."""
     problem = evaluator.problem
-    # The pattern depends on the degrees alone: one stage of the plan is enough.
+    # The pattern depends on the degrees alone, so one stage of the plan suffices.
     node = replace(problem.cluster.nodes[0], num_devices=shape.dp * shape.tp, count=1)
     training = replace(problem.training, target=ANY)
     small = replace(problem, cluster=replace(problem.cluster, nodes=(node,), bandwidth_GBps=None), training=training)
@@ -136,7 +136,7 @@ def _mixtures(space: PlanSpace) -> Mask:
         ops = [space.operator(unit_type, offset) for offset in range(len(unit.signatures))]
         for op in ops:
             if op.kind == DISPATCH:
-                # Where the unit begins with the mixture, the unit before makes the tokens.
+                # If the mixture is at the beginning of the unit, its tokens come from the unit before.
                 first = next((k for k, other in enumerate(ops) if op.inputs[0] in other.outputs), -1)
                 last = next(k for k, other in enumerate(ops) if other.kind == COMBINE and k > first)
                 base = int(tables.spans[unit_type])
@@ -145,7 +145,8 @@ def _mixtures(space: PlanSpace) -> Mask:
 
 
 def _follow(space: PlanSpace, dim: int, experts: str) -> Ints:
-    """[operator rows] signatures that keep one dim of the tokens split, and all weights whole but those of experts."""
+    """[operator rows] signatures that keep one dim of the tokens split, and all weights whole except for those of
+    experts."""
     tables = space.evaluator.tables
     tensors = space.problem.graph.tensors
     found = np.zeros(len(tables.type_of), dtype=np.int64)
@@ -171,7 +172,7 @@ def _follow(space: PlanSpace, dim: int, experts: str) -> Ints:
 
 
 def _in_mixture(choice: AxisChoice, experts: str) -> int:
-    """The signature that keeps operands in their placement; of experts, the one that spreads or slices them."""
+    """The signature that keeps operands in their placement; for experts, the one that spreads or slices them."""
     op, table = choice.op, choice.table
     if op.kind == PRODUCT and experts == "spread":
         spread = choice.experts()
@@ -179,8 +180,8 @@ def _in_mixture(choice: AxisChoice, experts: str) -> int:
     if op.kind == PRODUCT and experts == "sliced":
         return choice.weights(sequence_parallel=False)
     if op.kind == COMBINE:
-        # Tokens return to the ranks that they came from. Where these are whole, as after a view `[(b s), h]`, the sum
-        # over slices of experts stays partial.
+        # Tokens return to the ranks from which they came. If the tokens are whole there, as after a view `[(b s), h]`,
+        # the sum over slices of experts stays P.
         made, *taken = (choice.placed.get(name, BROADCAST) for name in op.inputs)
         if made == PARTIAL and all(placement == BROADCAST for placement in taken):
             return next(i for i, s in enumerate(table) if s.inputs == (made, *taken) and s.outputs[0] == PARTIAL)
@@ -196,11 +197,14 @@ def chunks(
     masks: Callable[[int], Mask],
     sizes: Sequence[int] | None = None,
 ) -> tuple[tuple[Segment, ...], ...]:
-    """The layers spread over chunks as evenly as they go; the outer chunks, which hold embedding and head, have fewer.
+    """The layers divided over chunks as evenly as possible; the first and last chunks, with embedding and head, have
+    fewer.
 
     Args:
+        evaluator: of the problem.
         signatures: [operator rows, axes].
-        masks: unit type to [operators] which of them are recomputed.
+        num_chunks: number of chunks.
+        masks: unit type -> [operators] whether each is recomputed.
         sizes: layers of each chunk; None = even.
 
     Raises:
@@ -230,22 +234,23 @@ def chunks(
 
 
 def divided(segments: Sequence[Segment], ends: Iterable[int]) -> tuple[tuple[Segment, ...], ...]:
-    """Units divided among chunks; `ends` counts the units before the end of each chunk but the last."""
+    """Units divided into chunks; `ends` has the number of units before the end of each chunk but the last."""
     return tuple(tuple(segments[a:b]) for a, b in itertools.pairwise([0, *ends, len(segments)]))
 
 
 def chunks_of_modules(
     evaluator: Evaluator, signatures: Ints, modules: Sequence[int], masks: Callable[[int], Mask]
 ) -> tuple[tuple[Segment, ...], ...]:
-    """The units divided among chunks, each of a given number of consecutive modules, as torchgpipe states it.
+    """The units divided into chunks with given numbers of consecutive modules, as torchgpipe states them.
 
-    Modules are the outermost ones where there are as many of these. Else a source counts finer ones, and a share of
-    them is taken to be the same share of the operators. A chunk ends with the unit that ends nearest.
+    If the model has this total number of outermost modules, these are meant. Otherwise the source counts finer modules,
+    and a share of them is assumed to be the same share of the operators. A chunk ends at the nearest end of a unit.
 
     Args:
+        evaluator: of the problem.
         signatures: [operator rows, axes].
         modules: number of modules of each chunk.
-        masks: unit type to [operators] which of them are recomputed.
+        masks: unit type -> [operators] whether each is recomputed.
 
     Raises:
         Unpriced: a chunk would be empty.
@@ -269,7 +274,7 @@ def chunks_of_modules(
 
 
 def layer_counts(evaluator: Evaluator, chunks: Sequence[Sequence[Segment]]) -> tuple[int, ...] | None:
-    """Layers of each chunk in dataflow order; None where they are as even as they go."""
+    """Layers of each chunk in dataflow order; None if they are as even as possible."""
     numbers = Counter(_layers(evaluator))
     counts = [[numbers[unit] for unit in sorted({segment.unit for segment in chunk} & {*numbers})] for chunk in chunks]
     is_even = [len(some) for some in counts] == _even(len(numbers), len(chunks))
@@ -277,10 +282,11 @@ def layer_counts(evaluator: Evaluator, chunks: Sequence[Sequence[Segment]]) -> t
 
 
 def recompute_masks(evaluator: Evaluator, trainer: str, mode: str) -> Callable[[int], Mask]:
-    """What a trainer means by a recompute mode of its layers: unit type to [operators] which run again.
+    """The operators that a trainer recomputes in a mode: unit type -> [operators] whether each is recomputed.
 
-    TorchTitan's selective keeps the results of attention and of every second matrix product (its option `op`). All
-    others mean the core of attention, which is nothing where one fused kernel computes it: that keeps no scores.
+    TorchTitan's selective mode saves the results of attention and of every second matrix product (its option `op`). All
+    other trainers recompute the core of attention; this is nothing if one fused kernel computes it, which saves no
+    scores.
     """
     if not trainer.startswith("torchtitan") or mode != "selective":
         return lambda kind: evaluator.masks(kind)[mode]
@@ -303,10 +309,11 @@ def recompute_masks(evaluator: Evaluator, trainer: str, mode: str) -> Callable[[
 
 
 def _layers(evaluator: Evaluator) -> list[int]:
-    """Units that people count as layers, each as often as it has layers.
+    """Numbers of the units that count as layers, each repeated by its number of layers.
 
-    In a measured profile those with one of its layers. Else those of `ir.layers`, such as the layers of an encoder and
-    those of a decoder. Where these are fewer than half of the units with weights, as in VGG, those with weights.
+    In a measured profile, they are the units with its layers. Otherwise they are the layers of `ir.layers`, such as
+    those of an encoder and of a decoder; or, if these are fewer than half of the units with weights, as in VGG, all
+    units with weights.
     """
     graph, units = evaluator.problem.graph, evaluator.blocks.units
     measured = [i for i, u in enumerate(units) if any(op.kind == LAYER for op in graph.operators[u.start : u.stop])]
@@ -324,7 +331,7 @@ def _read(operators: Sequence[Operator]) -> set[str]:
 
 
 def _even(layers: int, chunks: int) -> list[int]:
-    """Layers of each chunk; the outer chunks, which hold embedding and head, have fewer."""
+    """Layers of each chunk; the first and last chunks, with embedding and head, have fewer."""
     share, extra = divmod(layers, chunks)
     sizes = [share] * chunks
     for i in range(extra):

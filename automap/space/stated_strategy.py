@@ -1,8 +1,8 @@
-"""Stated strategies: the degrees of parallelism that people name, made into a lowered plan.
+"""Stated strategies: a lowered plan from degrees of parallelism.
 
-The batch is split over dp, weights over tp in Megatron's manner, the sequence over cp, experts over ep, and layers are
-spread evenly over pp. Degrees that do not divide the cluster, the batch or the model are refused by name. Prices
-nothing. Units: samples.
+The batch is split over dp, weights over tp in Megatron's pattern, the sequence over cp, experts over ep, and layers are
+divided evenly over pp. Degrees that do not divide the cluster, the batch or the model raise an error that names them.
+Nothing is priced here. Units: samples.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from ir.operators.experts import DISPATCH
 SCHEDULES = tuple(kind for kind in typing.get_args(ScheduleKind) if kind != "explicit")
 
 WHOLE_SHARE = 0.02
-"""Share of the FLOPs that tp leaves whole, from which on there is a warning (assumed)."""
+"""Share of the FLOPs that tp does not split from which there is a warning (assumed)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Strategy:
-    """A plan as people state it, by its degrees."""
+    """A plan as users state it, by its degrees."""
 
     dp: int | None = None
-    """Number of ranks that split the batch; None = all devices that the other degrees leave."""
+    """Number of ranks that split the batch; None = the number of devices over the product of the other degrees."""
     tp: int = 1
     """Ranks that split the weights."""
     pp: int = 1
@@ -50,7 +50,7 @@ class Strategy:
     ep: int = 1
     """Ranks that share the experts: a divisor of dp, or of dp * cp where cp divides it."""
     micro_batch: int = 1
-    """Samples of a micro-batch on one replica; where dp does not divide the batch, on the replica that has most."""
+    """Samples of a micro-batch on one replica; if dp does not divide the batch, on the replica with most samples."""
     virtual: int = 1
     """Virtual stages of each pipeline rank."""
     schedule: str | None = None
@@ -62,20 +62,21 @@ class Strategy:
     sequence_parallel: bool = False
     """Whether tp splits the sequence between products."""
     may_idle: bool = False
-    """Whether the last devices of the cluster may be idle, where dp is stated: a configuration has its own number."""
+    """Whether the last devices of the cluster may be idle if dp is stated, as in the configuration of a smaller
+    cluster."""
     layers: tuple[int, ...] | None = None
-    """Layers of each stage in dataflow order; None = as even as they go, the outer stages with fewer."""
+    """Layers of each stage in dataflow order; None = as even as possible, with fewer in the first and last stages."""
     devices: tuple[int, ...] | None = None
-    """Devices that work, in the order of the ranks; None = all of the cluster, in the order of their numbers."""
+    """Used devices in the order of the ranks; None = all of the cluster, in the order of their numbers."""
     shares: tuple[tuple[int, ...] | None, ...] = ()
-    """Samples of a micro-batch on each replica, stage by stage; None and empty: as even as they go."""
+    """Samples of a micro-batch on each replica of each stage; None or empty: as even as possible."""
 
 
 def hand_made(evaluator: Evaluator, strategy: Strategy) -> LoweredPlan:
-    """The lowered plan that `strategy` names, on its devices, or on the first ones of them if others may idle.
+    """The lowered plan of a strategy, on all of its devices, or on the first ones if others may be idle.
 
     Raises:
-        PlanError: names the degree that does not fit, and what would.
+        PlanError: names the degree that does not fit, and values that do.
     """
     problem = evaluator.problem
     dp, kind = _degrees(evaluator, strategy), _schedule(strategy)
@@ -136,10 +137,10 @@ def _layout(evaluator: Evaluator, strategy: Strategy, sizes: Sequence[int]) -> P
 
 
 def _check_shares(strategy: Strategy, replicas: int, rows: int) -> None:
-    """Refuses shares that are not those of a micro-batch on the outer axis of each stage."""
+    """Raises a `PlanError` for shares that do not divide a micro-batch among the replicas of each stage."""
     for mine in strategy.shares:
         if len(strategy.shares) != strategy.pp or (mine is not None and (len(mine), sum(mine)) != (replicas, rows)):
-            what = f"do not deal {rows} samples of a micro-batch to {replicas} replicas of {strategy.pp} stages"
+            what = f"do not divide {rows} samples of a micro-batch among {replicas} replicas of {strategy.pp} stages"
             raise _refuse("shares", strategy.shares, what, "Leave them out: replicas have equal shares then.")
 
 
@@ -161,14 +162,14 @@ def _samples(batch: int, dp: int, strategy: Strategy) -> int:
 
 
 def micro_batches(batch: int, dp: int, strategy: Strategy) -> dict[int, int]:
-    """Samples that a micro-batch may have on the fullest of dp replicas -> its samples on all of them.
+    """Possible samples of a micro-batch on the replica with most samples -> its samples on all dp replicas.
 
     Raises:
         PlanError: ep does not divide the replicas.
     """
     if batch % dp == 0:
         return {mine: mine * dp for mine in divisors(batch // dp)}
-    # Samples are dealt to the outer axis as evenly as they go; ranks of ep have equal parts of what each index gets.
+    # Samples are divided over the outer axis as evenly as possible; ep divides the samples of each index evenly.
     outer = _mesh(dp, strategy)[0].size
     inner = dp // outer
     most = {-(-samples // outer): samples for samples in divisors(batch) if samples >= dp}
@@ -176,7 +177,7 @@ def micro_batches(batch: int, dp: int, strategy: Strategy) -> dict[int, int]:
 
 
 def _degrees(evaluator: Evaluator, strategy: Strategy) -> int:
-    """The data-parallel degree, all others checked."""
+    """The data-parallel degree, after a check of all degrees."""
     for name in ("dp", "tp", "pp", "cp", "ep", "micro_batch", "virtual"):
         value = getattr(strategy, name)
         if value is not None and value < 1:
@@ -220,9 +221,9 @@ def _schedule(strategy: Strategy) -> str:
 
 
 def _check_heads(evaluator: Evaluator, chosen: Ints, tp: int) -> None:
-    """Refuses a tp that divides the heads of no attention, or divides no product at all.
+    """Raises a `PlanError` for a tp that divides the heads of no attention, or splits no product at all.
 
-    Of layers with unlike numbers of heads, as in pyramids, those that it does not divide stay whole.
+    In models with unlike numbers of heads, such as pyramids, layers whose heads it does not divide stay whole.
     """
     graph = evaluator.problem.graph
     attention = [set(group.members) for group in fused_groups(graph) if group.kind == "attention"]
@@ -243,9 +244,9 @@ def _check_heads(evaluator: Evaluator, chosen: Ints, tp: int) -> None:
 
 
 def _heads(graph: Graph, op: Operator) -> int:
-    """The heads of a product of attention: its products of matrices for one sample."""
+    """The number of heads of a product of attention: its number of matrix products for one sample."""
     if op.kind == "Einsum":
-        # Heads may be any dim there, as in "bhij,bjhd->bihd"; all operands and the result have them.
+        # The heads may be any dim, as in "bhij,bjhd->bihd"; all operands and the result have this dim.
         operands = (*op.rule.inputs, *op.rule.outputs)
         shared = set.intersection(*({i for dim in dims for i in dim} for dims in operands))
         return math.prod(op.rule.factors[i].size for i in shared if not op.rule.factors[i].is_batch)
@@ -254,7 +255,12 @@ def _heads(graph: Graph, op: Operator) -> int:
 
 
 def _divides_attention(evaluator: Evaluator, attention: Sequence[Collection[int]], whole: Collection[int]) -> bool:
-    """Whether ranks of tp divide all products of some attention, given the operators that they compute alike."""
+    """Whether tp splits all products of some attention.
+
+    Args:
+        attention: members of each attention.
+        whole: operators that every rank of tp computes as a whole.
+    """
     blocks, operators = evaluator.blocks, evaluator.problem.graph.operators
     units = [blocks.representative(kind) for kind in range(blocks.num_types)]
     for members in attention:
@@ -266,7 +272,7 @@ def _divides_attention(evaluator: Evaluator, attention: Sequence[Collection[int]
 
 
 def _whole_products(evaluator: Evaluator, chosen: Ints) -> Iterator[int]:
-    """Operators with FLOPs, of one unit of each type, that every rank of tp, the last axis, computes alike."""
+    """Operators with FLOPs, of one unit of each type, that every rank of tp, the last axis, computes as a whole."""
     tables, graph = evaluator.tables, evaluator.problem.graph
     for unit_type in range(evaluator.blocks.num_types):
         start = evaluator.blocks.representative(unit_type).start
@@ -278,15 +284,15 @@ def _whole_products(evaluator: Evaluator, chosen: Ints) -> Iterator[int]:
 
 
 def recomputes_nothing(strategy: Strategy, lowered: LoweredPlan, trainer: str) -> tuple[str, ...]:
-    """A warning where the stated recomputation changes nothing."""
+    """A warning if the stated recomputation has no effect."""
     if strategy.recompute == "none" or any(s.recomputed.any() for segments in lowered.chunks for s in segments):
         return ()
-    what = f"{strategy.recompute} recomputation changes nothing: {trainer} means the scores of attention by it"
-    return (f"{what}, and the fused kernel that computes them keeps none",)
+    what = f"{strategy.recompute} recomputation changes nothing: {trainer} recomputes the scores of attention in it"
+    return (f"{what}, and the fused attention kernel saves no scores",)
 
 
 def undivided(evaluator: Evaluator, lowered: LoweredPlan) -> tuple[str, ...]:
-    """A warning where a good part of the arithmetic is done by every rank of tp, or nothing."""
+    """A warning if every rank of tp computes a large share of the FLOPs as a whole, see `WHOLE_SHARE`."""
     tp = int(lowered.layout.stages[0].axes[-1])
     if tp == 1:
         return ()
@@ -309,7 +315,7 @@ def undivided(evaluator: Evaluator, lowered: LoweredPlan) -> tuple[str, ...]:
 
 
 def _check_experts(evaluator: Evaluator, ep: int) -> None:
-    """Refuses an ep that does not divide the experts."""
+    """Raises a `PlanError` for an ep that does not divide the number of experts."""
     graph = evaluator.problem.graph
     number = max((graph.tensors[op.outputs[0]].shape[0] for op in graph if op.kind == DISPATCH), default=0)
     if number == 0:
