@@ -1,8 +1,8 @@
-"""What is written when a job changes, in Redis.
+"""The transactions with which a job changes in Redis.
 
-A change of a job's state moves it, in one transaction, between the lists of jobs by state, and into or out of those
-that wait and those that are active. It also tells those who listen, counts, and charges the tenant's day. Knows nothing
-of why a job changes (`service.jobs.store`). Units: seconds since 1970, bytes.
+When the state of a job changes, one transaction moves it between the lists of jobs by state, adds it to or removes it
+from the waiting and the active jobs, adds an event, updates the counters, and charges the time to the tenant's day.
+Knows nothing of why a job changes (`service.jobs.store`). Units: seconds since 1970, bytes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class JobChanges(JobReader):
             job_id: id of the job.
             token: the run that writes; None = whatever run is the latest.
             fields: what is written.
-            told: progress that those who listen are told of.
+            told: progress that becomes an event for listeners.
 
         Raises:
             Superseded: the run is not the latest, or the job has ended.
@@ -97,7 +97,7 @@ class JobChanges(JobReader):
         pipe.hset(key, mapping={**fields, "finished_at": repr(now)} if ends else fields)
         if told is not None:
             events.add(pipe, self.events_key(job_id), "progress", told)
-        if "progress" in fields and parent is None:  # which tells of its members too
+        if "progress" in fields and parent is None:  # the progress of a job includes that of its members
             counts.priced(pipe, row["progress"], fields["progress"])
         if state_after is None:
             return
@@ -106,8 +106,8 @@ class JobChanges(JobReader):
         self._tell(pipe, job_id, state_after, int(row["attempt"]), fields.get("problem"))
         self._list(pipe, job_id, model_id, created_at, state_after, before=row["state"].decode())
         if row["state"] == b"running":
-            # Of the time that was reserved, each run takes what it has used; the end gives the rest back.
-            # A clock that is set back makes no time.
+            # Each run is charged the time that it has used, from the reserved time; the rest is returned at the end.
+            # If the clock was set back, the time used counts as 0.
             used = max(0.0, now - float(row["started_at"]))
             pipe.hincrbyfloat(key, "reserved_s", -used)
             reserved_s -= used

@@ -159,7 +159,7 @@ class Store(JobChanges):
             state, attempt, created_at, model_id = pipe.hmget(self.job_key(job_id), read)
             pipe.multi()
             if state != b"queued":
-                # What is left among those that wait of a job that is gone would be chosen again for ever.
+                # A leftover entry of a deleted job among the waiting ones would be chosen again and again.
                 pipe.zrem(f"{self._at}waiting", job_id)
                 if state is None:
                     pipe.srem(f"{self._at}active", job_id)

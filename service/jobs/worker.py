@@ -1,10 +1,10 @@
-"""The worker: RQ's, which for every delivery runs the job that the store names as the next, in a forked child.
+"""The worker: RQ's worker, which for every delivery runs the next job of the store in a forked child process.
 
-RQ waits for deliveries, forks, watches the time, gives signs of life and notices workers that give none any more. The
-parent imports the heavy libraries once, with one thread, and runs nothing itself; a child that hangs, crashes, takes
-too much memory or is cancelled is killed with its process group, and no other job is affected. A child whose worker
-dies is ended by the kernel. The job of a dead child is queued again at once, that of a dead worker when its signs of
-life are too old; the store's fencing tokens keep late writers out.
+RQ waits for deliveries, forks, enforces time limits, sends heartbeats, and notices workers that send none any more. The
+parent process imports the heavy libraries once, with one thread, and runs no job itself. A child that hangs, crashes,
+takes too much memory or is cancelled is killed with its process group, and no other job is affected. If a worker dies,
+the kernel ends its child. The job of a dead child is queued again at once, that of a dead worker when its last
+heartbeat is too old. The store's fencing tokens refuse writes of runs that have been replaced.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ LOG = logging.getLogger("automap.worker")
 OUT_OF_MEMORY = 3
 """Exit status of a child that has reached its limit."""
 BEAT_S = 1
-"""Seconds between two signs of life of a run, and between two looks whether its job is cancelled; whole, for RQ."""
+"""Seconds between two heartbeats of a run, and between two checks whether its job is cancelled; RQ needs an integer."""
 LEASE_S = 12
 """Seconds without a heartbeat of its worker after which a run counts as dead."""
 MAINTENANCE_S = 3
-"""Seconds between two looks for dead runs and lost deliveries; each is one where two looks in a row find it, so that a
-Redis that was away does not end the runs that could not speak to it."""
+"""Seconds between two checks for dead runs and lost deliveries. A run counts as dead only if two checks in a row find
+it so; otherwise runs that could not reach Redis while it was away would be ended."""
 NICE = 5
 """Priority of a child's process, below that of the one that answers requests on the same machine (assumed)."""
 RETENTION_S = 600.0
@@ -116,14 +116,14 @@ def warm() -> None:
         importlib.import_module(module)
     compile_all.main()
     rehearse()
-    # Objects of now are never looked at again by the collector, so that children do not copy their pages.
+    # The garbage collector ignores all present objects from now on, so that children do not copy their memory pages.
     gc.collect()
     gc.freeze()
 
 
 def _is_ours_to_say(record: logging.LogRecord) -> bool:
-    """Whether a line of RQ is logged. That a delivery has failed is not: RQ says so of every child that was killed,
-    also where the job was cancelled; what has become of the job is said where it is written."""
+    """Whether a log line of RQ is kept. The line that a delivery has failed is dropped: RQ writes it for every killed
+    child, also if the job was cancelled. The end of a job is logged where it is stored."""
     return record.msg != "Worker %s: job %s failed (%s)"
 
 
@@ -291,7 +291,7 @@ class Worker(rq.Worker):
             store.fail(run.job_id, run.token, document)
             LOG.warning("job %s: it ran out of memory", run.job_id)
         else:
-            # Which raises `Superseded` of a job that has ended or was cancelled: then there is nothing to tell.
+            # Raises `Superseded` if the job has ended or was cancelled: then nothing is logged.
             store.died(run.job_id, run.token)
             LOG.warning("job %s: its process died (%s)", run.job_id, status)
 
@@ -340,7 +340,7 @@ class Worker(rq.Worker):
         """
         looked_at = current_timestamp()
         for queue in self.queues:
-            # What was over at the look before, and has had the time to say that it was not.
+            # Only runs that the check before found dead too, and that have had time to send a heartbeat since.
             queue.started_job_registry.cleanup(self._looked_at, self._exc_handlers)
             queue.failed_job_registry.cleanup()
             clean_worker_registry(queue)
