@@ -1,9 +1,9 @@
-"""Limits on connections, below the application: how many there are, how long one may take to send a request's head, and
-how much it may send after an answer that did not wait for it.
+"""Limits on connections, below the application: their number, the time for the head of a request, and the bytes that
+are still read of a body after it has been refused.
 
-uvicorn closes a connection that is idle after an answer, and no other one: a client that never sends a request, or one
-byte of it at a time, would be kept for ever; and it would read to its end a body that has been refused. Bodies have
-their own limits in `service.http.api`. Units: seconds, bytes.
+uvicorn closes a connection only if it is idle after an answer. Without these limits, a client that never sends a
+request, or sends it byte by byte, would stay connected forever, and a refused body would be read to its end. The limits
+on bodies are in `service.http.api`. Units: seconds, bytes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Events of jobs, from Redis to everybody who listens here: one thread reads, however many listen.
+"""Delivers events of jobs from Redis to all listeners of this process; a single thread reads them.
 
-The thread runs while somebody listens. It reads the stream of changes, and each changed job's own stream once; a
-listener that cannot keep up is let go, and comes back with the id of the last event that it has.
+The thread runs while there are listeners. It reads the stream of changes, and the stream of each changed job once. A
+listener that is too slow is disconnected, and can continue with the id of the last event that it has received.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ LOG = logging.getLogger("automap.api")
 MOST_LISTENERS = 2000
 """Listeners of all jobs together (assumed: two connections for each of a thousand people)."""
 _BLOCK_MS = 500
-"""Longest time that a read waits for changes, within which the thread also sees that nobody listens any more."""
+"""Longest time that a read waits for changes; after it, the thread checks whether there are still listeners."""
 _PAUSE_S = 0.5
 """Seconds between two attempts while Redis is away."""
 _WAITING = 256
-"""Batches of events that wait for a listener at most."""
+"""Largest number of batches of events that wait for one listener."""
 
 Batch = Sequence[Event]
-"""Events in order; an empty batch tells the listener to go."""
+"""Events in order; an empty batch means that the listener is disconnected."""
 
 
 class FeedFull(Exception):
@@ -75,7 +75,7 @@ class Feed:
     """The events of all jobs of one Redis."""
 
     def __init__(self, client: redis.Redis) -> None:
-        # Its own connections: the thread may outlive by a moment what it was made from.
+        # Connections of its own, because the thread may run a little longer than the application.
         self._client = impatient(client)
         self._topics: dict[str, _Topic] = {}
         self._lock = threading.Lock()
@@ -108,14 +108,14 @@ class Feed:
             return sum(len(topic.listeners) for topic in self._topics.values())
 
     def let_go(self) -> None:
-        """Lets every listener go."""
+        """Disconnects all listeners."""
         self._closed.set()
         with self._lock:
             for topic in self._topics.values():
                 _give(topic.listeners, ())
 
     def close(self) -> None:
-        """Lets every listener go, and ends the thread and its connections."""
+        """Disconnects all listeners, and ends the thread and its connections."""
         self.let_go()
         with self._lock:
             thread = self._thread

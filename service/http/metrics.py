@@ -1,4 +1,4 @@
-"""Metrics in the format of Prometheus: what this process has answered, and what the store says of all of them.
+"""Metrics in the format of Prometheus: the answers of this process, and numbers of the whole service from the store.
 
 https://prometheus.io/docs/concepts/data_model/. Names of tenants, models and jobs are no labels: they would make as
 many series as there are jobs, and tell one tenant of another.

@@ -1,4 +1,4 @@
-"""The OpenAPI document: what FastAPI gathers from the routes, with what FastAPI cannot know.
+"""The OpenAPI document: FastAPI makes it from the routes, and this module adds what FastAPI cannot know.
 
 Every error is a problem document; what clients send and plans are records with schemas of their own. Knows no route by
 name: what a route may answer beside the common faults stands at the route.

@@ -19,10 +19,11 @@ from service.problems import limit
 from service.settings import Settings
 
 RETRY_S = 30
-"""After how long a place in a full queue is worth another request (assumed)."""
+"""Seconds after which a client should try again when the queue is full (assumed)."""
 PACE = 100
-"""Evaluations a second for which a budget in evaluations reserves time. The portfolio prices 100 to 6,000 (measured on
-two cores: Llama-2 70B where it fits nowhere, GPT-2 XL); too little that is reserved is made up for at the end."""
+"""Evaluations a second with which the reserved time of a budget in evaluations is computed. The portfolio prices 100 to
+6,000 (measured on two cores: Llama-2 70B where it fits nowhere, GPT-2 XL). At the end of a job the time that it has
+really used is charged."""
 
 
 def search_s(budget: Budget, settings: Settings) -> float:

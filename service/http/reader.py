@@ -1,7 +1,7 @@
-"""Reads of Redis for many requests at once: what waits goes there and comes back together, in one thread.
+"""Reads Redis for many requests at once: waiting reads are sent together, by a single thread.
 
-A thread for each read, as the framework would have it, costs more than the read itself; and while Redis does not answer
-this one thread waits for it alone.
+The framework would use one thread for each read, which costs more than the read itself. While Redis does not answer,
+only this one thread waits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import redis
 from service.jobs.connection import impatient
 
 _MOST = 128
-"""Reads that go together at most."""
+"""Largest number of reads that are sent together."""
 
 
 class Reader:

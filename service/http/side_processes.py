@@ -1,7 +1,8 @@
 """Children that check requests, and price and draw plans for them, a few at a time; see `service.side_process`.
 
-A child serves one request after another. One that takes too long is gone with its request alone; the request of one
-that dies otherwise is given to another one once, as it may have been killed for no fault of the request.
+A child serves one request after another. If a request takes too long, its child is ended, and no other request is
+affected. If a child dies otherwise, its request is given to another child once, because the request need not be the
+cause.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What happens to a job, told as it happens (Server-Sent Events).
+"""Events of a job, sent as they happen (Server-Sent Events).
 
 https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
@@ -27,9 +27,9 @@ from service.problems import limit
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 KEY_S = 5.0
-"""Seconds of a stream after which its key is looked at again (assumed): so long a revoked key still hears."""
+"""Seconds between two checks of the key of a stream (assumed): for so long a revoked key still receives events."""
 PING_S = 15.0
-"""Seconds without an event after which a comment is sent, so that nobody on the way takes the connection for dead."""
+"""Seconds without an event after which a comment is sent, so that no proxy closes the connection as dead."""
 
 
 @router.get(

@@ -1,6 +1,6 @@
-"""Answers about jobs, as bytes: made when a job has changed, and kept for those who ask again.
+"""Cached answers about jobs, as bytes. An answer is made again only after its job has changed.
 
-Clients ask for a job many times before anything has happened to it.
+Clients usually ask for a job many times before it changes.
 """
 
 from __future__ import annotations
