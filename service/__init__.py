@@ -1,1 +1,1 @@
-"""Ways in: REST, queue, worker, Python client, command line, demo."""
+"""The ways to use AutoMAP: command line, REST service with queue and workers, Python client, demonstration."""

@@ -1,6 +1,6 @@
-"""What the Python clients of the service share: each request as data, each answer read, what is sent again.
+"""The common part of the Python clients: requests as data, the reading of answers, and rules for sending again.
 
-Knows the addresses and forms of the REST API, and no connection.
+Knows the addresses and documents of the REST API, and makes no connection.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from service.problems import MEDIA_TYPE, RemoteError, error_of, problem
 Document = dict[str, Any]
 ENDED = ("succeeded", "failed", "cancelled")
 PATIENCE_S = 120.0
-"""Seconds that `watch` goes on trying to reach a service that has gone away (assumed: a restart takes some)."""
+"""Seconds for which `watch` tries to reach a service that has gone away (assumed: a restart takes a few seconds)."""
 SILENCE_S = 45.0
 """Seconds without a byte after which a stream of events is dead: the service sends a comment every 15."""
 
@@ -35,9 +35,9 @@ class JobEvent:
     """Something that happened to a job."""
 
     id: str
-    """Rises with time; `watch(job, after=id)` goes on behind it."""
+    """Rises with time; `watch(job, after=id)` continues with the next event."""
     kind: Literal["state", "progress"]
-    """Whether the job has another state, or its search has come on."""
+    """`state`: the job has another state; `progress`: its search has made progress."""
     data: Mapping[str, Any]
     """Of `state`: state, attempt, at, problem. Of `progress`: searcher, evaluations, seconds, best_step_time_s,
     lower_bound_s, fraction, members (name -> evaluations, best_step_time_s), attempt."""
@@ -59,7 +59,7 @@ class Call:
 
 
 def get(path: str, **query: Any) -> Call:
-    """A request that only asks; query parameters that are None are left out."""
+    """A GET request; query parameters that are None are left out."""
     return Call(method="GET", path=path, options={"params": {k: v for k, v in query.items() if v is not None}})
 
 
@@ -68,7 +68,7 @@ MOST_ON_A_PAGE = 1000
 
 
 class Listing:
-    """The pages of a list of jobs, until as many are found as are wanted: large jobs make a page shorter.
+    """Reads pages of a list of jobs until enough jobs are found: a page with large jobs has fewer of them.
 
     Args:
         limit: most jobs; None = all.
@@ -97,7 +97,7 @@ class Listing:
 
 
 def job_path(job_id: str, rest: str = "") -> str:
-    """The path of a job, or of `rest` below it; an id that is none stays one part of it, whatever it holds."""
+    """The path of a job, or of `rest` below it; the id is quoted, so that any text is one part of the path."""
     return f"/v1/jobs/{quote(job_id, safe='')}{rest}"
 
 
@@ -195,7 +195,7 @@ def fault_of(fault: Exception, url: str) -> Exception:
 
 
 def check_end(job: Mapping[str, Any]) -> None:
-    """Raises what became of a job that has ended without a plan, see `AutomapClient.wait`."""
+    """Raises the error of a job that has ended without a plan, see `AutomapClient.wait`."""
     if job["state"] == "failed":
         raise error_of(job["problem"])
     if job["state"] == "cancelled":
@@ -221,10 +221,10 @@ def headers(key: str | None) -> dict[str, str]:
 
 
 def patient(transport: httpx.BaseTransport | httpx.AsyncBaseTransport | None) -> RetryTransport:
-    """A transport that sends a request again where it reached nobody, or the service says that it can do nothing now.
+    """A transport that sends a request again if nobody answered, or if the service asks to try again later.
 
-    Every request of the clients may come twice: models have the digest of their bytes as id, a job is submitted with a
-    key of its own, and a job that has been cancelled stays so.
+    All requests of the clients may safely arrive twice: the id of a model is the digest of its bytes, a job is
+    submitted with an Idempotency-Key, and a cancelled job stays cancelled.
     """
     again = Retry(
         total=3,
@@ -252,9 +252,9 @@ class Reconnecting:
         self._waited_s = 0.0
 
     def heard(self, sent: ServerSentEvent) -> JobEvent | None:
-        """The event that has come; None where it was a comment, which the service sends when nothing happens.
+        """The event that has arrived; None if it was a comment, which the service sends when nothing happens.
 
-        The standard hands on no event without data; httpx-sse does, once an event with an id has come.
+        By the standard, an event without data is ignored; httpx-sse returns it after an event with an id has come.
         """
         self._tries, self._waited_s = 0, 0.0
         if not sent.data:
@@ -271,10 +271,10 @@ class Reconnecting:
         }
 
     def pause_s(self, fault: Exception) -> float:
-        """Seconds to wait before the next try, behind a fault.
+        """Seconds to wait after a fault, before the next attempt.
 
         Raises:
-            Exception: the fault, if it does not go away by waiting, or has not in `PATIENCE_S`.
+            Exception: the fault, if waiting does not help, or has not helped within `PATIENCE_S`.
         """
         if not self.connected or (isinstance(fault, RemoteError) and fault.status not in (0, 502, 503, 504)):
             raise fault

@@ -64,7 +64,8 @@ def problem(status: int, title: str, detail: str = "", **more: object) -> dict[s
 
 
 def limit(status: int, title: str, detail: str = "", *, field: str, value: object, repair: str) -> dict[str, Any]:
-    """The document of a limit that is reached: which, how far, and what to do; `detail` tells it before the repair."""
+    """The document for a limit that is reached: its field, the value, and the repair; `detail` comes before the
+    repair."""
     return problem(status, title, f"{detail} {repair}".strip(), field=field, value=str(value), repair=repair)
 
 

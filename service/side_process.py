@@ -1,9 +1,9 @@
 """A child of the service that checks requests, and prices and draws plans, so that the process that answers requests
 never computes.
 
-It reads tasks from standard input and writes an answer to each: a line of JSON, and after the line of a task the
-bytes of its model's graph. It knows no store and no queue. It ends when its input does, when a task takes longer than
-it may, and when it needs more memory than it may. Run as `python -m service.side_process`.
+It reads tasks from standard input and writes an answer to each. Tasks and answers are lines of JSON; the bytes of the
+model's graph follow the line of a task. It knows no store and no queue. It ends when its input ends, when a task
+exceeds its time limit, and when it exceeds its memory limit. Run as `python -m service.side_process`.
 """
 
 from __future__ import annotations

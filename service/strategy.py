@@ -17,7 +17,7 @@ USES = {
     "context": "context parallel {}",
     "other": "operators over {}",
 }
-"""Uses of axes in words, but for those that split the batch or nothing."""
+"""Uses of axes in words, except those that split the batch or nothing."""
 
 DATA_PARALLEL = {0: "DDP", 1: "DDP with ZeRO 1", 2: "FSDP that shards gradients (SHARD_GRAD_OP)", 3: "FSDP"}
 """Stage of ZeRO -> what of PyTorch runs pure data parallelism with it."""
