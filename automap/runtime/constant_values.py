@@ -1,7 +1,7 @@
-"""Values of constants that code makes on the way, kept while a module on the meta device is exported.
+"""Keeps the values of constants that a forward method creates, while a module on the meta device is exported.
 
-Code such as `x[:, [-2]]` or `torch.tensor(limit, device=x.device)` makes a tensor on the device of its inputs. On the
-meta device that tensor has no values, and the exported file would have none either.
+Code such as `x[:, [-2]]` or `torch.tensor(limit, device=x.device)` creates a tensor on the device of its inputs. On the
+meta device this tensor would have no values, and neither would the constant in the exported file.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ META = torch.device("meta")
 
 
 class ConstantValues(TorchFunctionMode):
-    """A context in which constants are made on the CPU, and then moved to the meta device: the move is traced, the
-    values stay."""
+    """A context in which constants are created on the CPU and then moved to the meta device. The trace contains the
+    move, so the constants keep their values."""
 
     def __torch_function__(
         self,

@@ -102,7 +102,8 @@ class _Flat:
 
 
 class _Use(torch.autograd.Function):
-    """The parameters of a flat vector for one micro-batch, whose gradients are joined and scattered at once."""
+    """Returns the parameters of a flat vector for one micro-batch; in the backward pass, their gradients are joined to
+    one vector and reduce-scattered together."""
 
     @staticmethod
     def forward(ctx: Any, piece: Tensor, flat: _Flat, vector: Tensor) -> tuple[Tensor, ...]:
@@ -121,7 +122,7 @@ class _Use(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _Again:
-    """A saved tensor that is a part of a vector which the backward pass gathers again."""
+    """Stands for a saved tensor that is part of a flat vector: the backward pass gathers this vector again."""
 
     flat: _Flat
     shape: torch.Size
@@ -293,7 +294,7 @@ class Parameters:
                 return kept
             flat = kept.flat
             if flat.is_frozen and flat is not self._last:
-                # No gradient of theirs says that a unit is done with them; the next unit does.
+                # Frozen parameters have no gradient that shows the end of a unit; the next unit's gather shows it.
                 self._forget()
                 self._last = flat
             if flat.gathered is None:
@@ -391,12 +392,12 @@ class Parameters:
         return self._vectors.get(id(self._frozen.get(leaf, self.leaves.get(leaf))))
 
     def values(self) -> dict[str, Tensor]:
-        """What `wholes` makes the parameters of, those included that are not trained."""
+        """This rank's tensors from which `wholes` makes whole parameters, frozen ones included."""
         fixed = {n: t for flat in self.flats if flat.piece is None for n, t in flat.leaves.items()}
         return {name: t.detach() for name, t in {**self.leaves, **self._frozen, **fixed}.items()}
 
     def gradients(self) -> dict[str, Tensor]:
-        """What `wholes` makes the gradients of, after `finish`."""
+        """This rank's tensors from which `wholes` makes whole gradients, after `finish`."""
         return {n: torch.zeros_like(t) if t.grad is None else t.grad for n, t in self.leaves.items()}
 
     def own(self, wholes: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -45,8 +45,8 @@ class PointToPoint:
         Args:
             route: the pieces of a tensor for all ranks.
             tensor: this rank's part of the source layout; None if it has none.
-            under: the key that `take` will be given.
-            sent_under: the key that `settle` will be given.
+            under: key with which `take` will read the received parts.
+            sent_under: key with which `settle` will wait for the sends.
         """
         for piece in route.pieces:
             self._tag += 1
@@ -68,7 +68,7 @@ class PointToPoint:
                 self._arrivals.setdefault(under, []).append(_Arrival(piece.box, part, work))
 
     def take(self, under: Hashable, box: Box, dtype: torch.dtype) -> Tensor:
-        """This rank's box of a tensor, put together from its pieces; waits for them."""
+        """Waits for the pieces of this rank's box of a tensor, and returns the box."""
         arrivals = self._arrivals.pop(under, [])
         for arrival in arrivals:
             if arrival.work is not None:
