@@ -1,8 +1,9 @@
-"""What a target costs: a short search among the plans of any trainer, which begins with the best plan of the target.
+"""The cost of a target: how much faster the best plan would be if any trainer could run it.
 
-The search has a tenth of the budget. The difference between its plan and that of the target is what the target costs,
-or less than that, since the search may miss a faster plan. Where the target can express the plan found, it is a plan of
-the target too. Units: seconds, evaluations.
+A short search among the plans of any trainer begins with the best plan of the target, and has a tenth of the budget.
+The difference between the step times of the two plans is a lower bound on the cost of the target, since the search may
+miss a faster plan. If the target can express the plan found, this is a plan for the target too. Units: seconds,
+evaluations.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from automap.verify import Verifier
 SHARE = 0.1
 """Share of the budget for the search among all plans."""
 MOST_S, MOST_EVALUATIONS = 3.0, 1000
-"""Largest budget of this search: it works out the templates of the whole space and anneals for a moment, in this
-process alone."""
+"""Largest budget of this search, in evaluations and in seconds: enough to improve the templates of the whole space and
+to anneal for a moment, in this process alone."""
 WORTH_TELLING = 0.01
 """Smallest cost of a target, as a share of the step time, that is reported: two searches find plans that differ by less
 (assumed)."""
 PLAIN = 0.1
-"""Share of the gain over the target that the plan of any trainer may give up to be plainer. So what it has beyond the
-target is what the gain comes from."""
+"""Largest share of the gain over the target that the plan of any trainer may lose for a plainer plan. So only features
+that cause the gain remain in it besides those of the target."""
 
 
 def set_aside(budget: Budget, problem: Problem) -> tuple[Budget, Budget | None]:
@@ -48,7 +49,7 @@ def set_aside(budget: Budget, problem: Problem) -> tuple[Budget, Budget | None]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnyTrainer:
-    """What the search among the plans of any trainer found."""
+    """The result of the search among the plans of any trainer."""
 
     offer: Offer | None
     """The plan found, where the target can express it; else None."""

@@ -1,12 +1,12 @@
-"""Certificates: by how much some plan may be faster than the best plan found, at most.
+"""Certificates: proofs of how much faster than the best plan found any plan can be at most.
 
 All plans of a space are divided into families (`automap.cost_graph.families`), and each family has a lower bound of
 its step times. The least of these bounds holds for all plans. It is raised in rounds: each round computes a sharper
 bound of the family whose bound is the least at that time. The first bound of a family is that of its shapes
 (`BoundTable`); sharper ones come from a cost graph of all its ZeRO stages together (`STAGES`), then of each ZeRO stage.
-The rounds end once the least bound cannot be raised, or the time is over. If the least bound is the step time of the
-plan found, this plan is proven to be the best. Where plans of a part of the cluster may be as fast, they count too.
-Units: seconds.
+The rounds end when the least bound cannot be raised further, or the time is over. If the least bound equals the step
+time of the plan found, this plan is proven to be the best. If plans on a part of the cluster may be as fast, they are
+bounded too. Units: seconds.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ STAGES = (
     (0.97, Level.TOGETHER),
     (1.0, Level.TOGETHER),
 )
-"""The stages in which the bound of a family is raised (assumed): up to which share of the step time, and how sharp the
-bound is. Low shares come first, because many families are soon shown to be above them."""
+"""The stages in which the bound of a family is raised (assumed). Each has the share of the step time up to which it
+raises the bound, and how sharp the bound is. Low shares come first, because many families quickly exceed them."""
 PARTS_SHARE = 0.3
 """Share of the time that parts of the cluster may take together (assumed)."""
 

@@ -1,7 +1,7 @@
 """In turn: several searchers one after another within one budget; the best plan of all is returned.
 
-Each searcher has its fixed share of the budget and learns nothing from the others, so that it reaches what it reaches
-alone with that share. (A `portfolio` is one searcher whose members help each other.) Units: seconds, evaluations.
+Each searcher has a fixed share of the budget and gets no plans of the others, so that it finds what it would find alone
+with this share. (A `portfolio` is one searcher whose members exchange plans.) Units: seconds, evaluations.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class _Turns:
             raise next(iter(self._faults.values()))
         best_by, best = min(self._results.items(), key=lambda turn: turn[1].step_time_s)
         records = [found.record for found in self._results.values()]
-        # Of each baseline, the first step time that a searcher has recorded.
+        # For each baseline, the step time that the first searcher has recorded.
         baselines: dict[str, float | None] = {}
         for found in records:
             for name, seconds in found.baselines.items():

@@ -22,10 +22,10 @@ from automap.price.evaluator import Evaluator
 from automap.problem import Problem
 
 PART_SHARE, FASTER_PART_SHARE = 0.25, 0.5
-"""Share of the budget for the part with the fastest template; the second number holds where this template is faster
-than the best one on all devices. Assumed: on 22 of 23 T4 behind 10 Gbit/s, whose template is 9 % faster, a search with
-a quarter of 1,000 evaluations found no plan that is faster than the best on all 23; with half of them, one that is 7 %
-faster."""
+"""Share of the budget for the part with the fastest template: usually, and if this template is faster than the best one
+on all devices. Assumed. Example: on a part with 22 of 23 T4 devices and links of 10 Gbit/s, whose template is 9 %
+faster, a search with a quarter of 1,000 evaluations found no plan faster than the best on all 23; with half of them it
+found one that is 7 % faster."""
 MOST_PARTS = 3
 """Most parts that are searched (assumed)."""
 FURTHER_SHARE = 0.1, 0.05

@@ -4,16 +4,16 @@ The searchers work in this order:
 
 1. the grid of templates, and the plans given;
 2. elimination around the best templates (`agents.planners.template_improvement`);
-3. what the pretrained network proposes: skeletons, of which elimination solves the best, and whole plans;
-4. the best plans of some meshes are refined, without chance (`agents.planners.template_improvement`);
-5. Galvatron's, Piper's and SPP's programs for the best pipelines (`agents.planners.pipeline_division`);
+3. the pretrained network: it proposes skeletons, of which elimination solves the best, and whole plans;
+4. refinement of the best plans of some meshes, without random numbers (`agents.planners.template_improvement`);
+5. the dynamic programs of Galvatron, Piper and SPP, for the best pipelines (`agents.planners.pipeline_division`);
 6. branch and bound in small spaces, whose proof ends the search;
 7. annealing, from the best plans so far;
-8. for larger budgets, annealing in this process beside other members in processes of their own (`PLACES`), planners and
-   a DQN among them, which begin with the best plans so far.
+8. in larger budgets, annealing in this process, and at the same time other members in their own processes (`PLACES`):
+   planners and a DQN, which begin with the best plans so far.
 
-Of a budget in evaluations every member has a fixed share and learns of the others' plans only where a share ends, so
-that the number of cores changes nothing but the time. The plan says which searcher found it.
+With a budget in evaluations, every member has a fixed share and gets plans of others only when a share ends. So the
+number of cores changes only the duration of a search, and not its result. The plan says which searcher found it.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def search_portfolio(task: SearchTask) -> SearchResult:
             divide_pipelines(incumbent, grid)
     proven = not incumbent.finished and _is_provable(incumbent) and _prove(incumbent)
     known = _known(incumbent, grid, proposed)
-    # A planner solves a mesh in one go, so that planners can begin with many meshes.
+    # Planners begin with many meshes, because they need few evaluations for each.
     promising = promising_meshes(incumbent.space, grid)
     alike = like_the_best(incumbent.space, grid, known)
     wide = np.concatenate([known[:SHOWN_PROPOSALS], _alternating(alike, promising)])
@@ -145,7 +145,8 @@ def _is_provable(incumbent: Incumbent) -> bool:
     """Whether the space is so small that its optimum may be proven."""
     best, space = incumbent.best or incumbent.nearest, incumbent.space
     assert best is not None
-    # The product of the numbers of legal values along one plan is about the number of plans, and quickly computed.
+    # The product of the numbers of legal values along one plan approximates the number of plans, and is fast to
+    # compute.
     ways = sum(math.log10(space.legal(best[:slot]).sum()) for slot in range(len(best)))
     return ways <= PROVABLE_DECADES + 2.0 and space.decades <= PROVABLE_DECADES
 
