@@ -1,12 +1,19 @@
-"""Plainest: of the plans that the price cannot tell from the best one, the plan that is plainest.
+"""Plainest: among the plans whose estimates do not differ significantly from the best one, the plainest plan.
 
-An estimate has an error, and plans within a fraction of it cannot be told apart. Of those, the plainest plan is
-returned: one that repeats no work over a whole axis, one on half as many devices or fewer, a template before any other
-plan, then the one with the fewest axes. Plans that are alike in all this differ in details, which the price tells
-apart better: of those that are nearly as fast as the fastest of them, the one on the fewest devices is taken, and then
-the one with the fewest unusual decisions. Besides the plans that were found, two kinds of plans are considered: the
-best one with decisions put back to their ordinary values, and each plan without axes over which nothing is split and
-with like axes merged. Units: seconds.
+An estimate has an error, and step times that differ by less than a fraction of it count as a tie. Of the plans in a
+tie, the plainest is returned. The following criteria decide, the first one first:
+
+1. no stage repeats all its work over an axis;
+2. fewer devices, by a factor of at least two;
+3. templates before other plans;
+4. fewer axes.
+
+Plans that are equal in all of these differ only in details, and their estimates have most of their error in common. Of
+those that are nearly as fast as the fastest of them (`NEAR`), the one on the fewest devices is taken, and then the one
+with the fewest unusual decisions.
+
+Besides the plans that were found, two kinds of plans are considered: the best one with decisions set to their ordinary
+values, and each plan without axes over which nothing is split and with like axes merged. Units: seconds.
 """
 
 from __future__ import annotations
@@ -31,12 +38,12 @@ from automap.space.templates import templates
 from automap.verify import Verifier
 
 TIE = 0.1
-"""Share of an estimate's error band, to either side of it, within which two step times count as equal. The band is that
-of all models and clusters; errors of plans of one model on one cluster are alike, so only a tenth of it is between
-them. Assumed."""
+"""Share of an estimate's error band, on either side, within which two step times count as equal (assumed). The band is
+for plans of all models and clusters. Plans of one model on one cluster have most of their error in common; so the error
+of their difference is assumed to be a tenth of the band."""
 NEAR = 1.0 / 3.0
-"""Share of a tie that a plan may be slower than the fastest one of its kind for the sake of details.
-Plans of one kind have most of their error in common; with a tie of 3 % they stay within 1 % (assumed)."""
+"""Share of a tie by which a plan may be slower than the fastest plan that is equal in the criteria 1 to 4 (assumed):
+with a tie of 3 %, details cost at most 1 %."""
 MOST_TEMPLATES = 12
 """Largest number of templates that are considered because they are plain, and of those that are because they are fast:
 in a large space hundreds may be within the tie."""
@@ -44,14 +51,14 @@ T = TypeVar("T")
 
 
 class Plainness(NamedTuple):
-    """How plain a plan is; `in_order` compares."""
+    """The criteria by which plans are compared, see `in_order`."""
 
     repeats: bool
     """Whether a stage repeats all its work over an axis."""
     num_devices: int
-    """Devices that work."""
+    """Number of devices in use."""
     is_no_template: bool
-    """Whether the plan is no template."""
+    """Whether the plan is not a template."""
     num_axes: int
     """Number of axes."""
     num_unusual: int
@@ -61,8 +68,8 @@ class Plainness(NamedTuple):
 
     @property
     def kind(self) -> tuple[bool, int, bool, int]:
-        """All but details; the plainest kind is the least. Devices are counted by the next power of two: whether 6 or 7
-        of them work is a detail."""
+        """The criteria 1 to 4 of the module; the plainest kind is the smallest tuple. The number of devices is rounded
+        up to a power of two: whether 6 or 7 are in use is a detail."""
         doublings = (self.num_devices - 1).bit_length()
         return self.repeats, doublings, self.is_no_template, self.num_axes
 
@@ -90,7 +97,7 @@ def in_order(plans: Iterable[T], rank: Callable[[T], Plainness], near_s: float) 
 
 
 class IllegalPlan(RuntimeError):
-    """A plan that was found breaks the rules of `automap.verify`: a fault of this program."""
+    """A plan that was found breaks the rules of `automap.verify`, which is a defect of AutoMAP."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -208,13 +215,13 @@ def plainness(lowered: LoweredPlan, evaluator: Evaluator, *, is_template: bool) 
     }
     num_axes = int((sizes(lowered) > 1).sum()) + (len(stages) > 1)
     step_s = evaluator.evaluate(lowered).step_time_s
-    # ZeRO counts by its stage, all others by one.
+    # ZeRO counts as many unusual decisions as its stage, all others count as one.
     num_unusual = num_unlike(lowered, evaluator) + sum(unusual.values())
     return Plainness(repeats(lowered, evaluator), len(devices), not is_template, num_axes, num_unusual, step_s)
 
 
 def _mixes(segments: Sequence[Segment], evaluator: Evaluator) -> bool:
-    """Whether equal units of a chunk are not recomputed alike."""
+    """Whether equal units of a chunk have different recomputation."""
     again = {(evaluator.blocks.units[s.unit].type, s.recomputed.tobytes()) for s in segments}
     return len(again) > len({unit_type for unit_type, _ in again})
 
@@ -259,10 +266,10 @@ def _candidates(
 
 
 def simplified(space: PlanSpace, values: Values, limit_s: float) -> Values:
-    """A plan with as many decisions put back to their ordinary values as the limit allows.
+    """A plan with as many decisions set to their ordinary values as the limit allows.
 
-    First all decisions of a kind are put back together, those about operators for each mesh axis; then one after
-    another, those that cost least first.
+    First all decisions of a kind are changed together, those about operators for each mesh axis; then single decisions,
+    those first that cost least time.
 
     Args:
         space: space of the plan.
@@ -284,7 +291,7 @@ ORDINARY = ("shares", "devices", "order", "schedule", "zero", "recompute", "cut"
 
 
 def _one_by_one(space: PlanSpace, values: Values, limit_s: float) -> Values:
-    """A plan with single decisions put back to their ordinary values, those that cost least first."""
+    """A plan with single decisions set to their ordinary values, those first that cost least time."""
     ordinary: dict[int, int] = {}
     for axis in range(len(space.axes)):
         *_, slots = _ordinary(space, values, "signature", axis)
