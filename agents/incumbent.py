@@ -59,8 +59,8 @@ class Incumbent(Spending):
         nearest: values of the plan that overflows memory least while none fits.
         least_overflow: its overflow, as a share of a device's memory.
         baselines: step times of the baselines that have been priced, see `agents.sampling.expert.price_grid`.
-        improvements: (evaluations, seconds, step time) of each plan that was the best when it was priced.
-        by_searcher: the same of each searcher, of the plans that were its best.
+        improvements: (evaluations, seconds, step time) of each plan that was better than all before it.
+        by_searcher: the same for each searcher, with plans that were better than all of its own before.
     """
 
     def __init__(
@@ -194,9 +194,9 @@ class Incumbent(Spending):
     def offer(self, lowered: LoweredPlan) -> tuple[float, float]:
         """Prices one plan, which need not be in the plan space, and keeps it if it is the best.
 
-        A plan outside the space is left out unless it passes `automap.verify`: the space's masks do not stand for the
-        hints and the target there. Its memory is counted again where the search ends (`result`), which takes some
-        tenths of a second for a long pipeline.
+        A plan outside the space must also pass `automap.verify`, because the masks of the space, which enforce hints
+        and target, do not apply to it. Its memory is counted again at the end of the search (`result`), since this
+        takes some tenths of a second for a long pipeline.
 
         Returns:
             Seconds of a step and overflow of memory, see `PlanSpace.price`.

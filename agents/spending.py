@@ -1,4 +1,4 @@
-"""What a search has spent of its budget, and what is left of it, as a whole and for the part that is under way.
+"""The spent and the remaining budget of a search, as a whole and for the present phase.
 
 Units: seconds, evaluations.
 """
@@ -63,7 +63,8 @@ class Spending:
 
     @contextmanager
     def share(self, *, seconds: float | None = None, evaluations: int | None = None) -> Iterator[None]:
-        """Limits what is done inside the `with` block: `finished` is true after so much more at the latest."""
+        """A context with a smaller budget: in its block, `finished` becomes true at the latest when so many further
+        seconds or evaluations are spent."""
         outer = self._pause_s, self._pause_at
         if seconds is not None:
             self._pause_s = self.seconds + min(seconds, self.left_s if self.left_s is not None else seconds)

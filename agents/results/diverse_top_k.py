@@ -1,7 +1,8 @@
-"""Diverse top-k: the best plans of a search that differ in more than details, so that a trial of several teaches more.
+"""Diverse top-k: the best plans of a search that differ in more than details, for trials of several plans.
 
-Of each shape (mesh, virtual stages, number of micro-batches) only the best plan counts, and of each mesh only the best
-`MOST_PER_MESH` of those: the best plan has many neighbours, closer to it than the price can tell. Units: seconds.
+For each shape (mesh, virtual stages, number of micro-batches) only the best plan is kept, and for each mesh only the
+best `MOST_PER_MESH` of these. Without this rule, all plans would be neighbours of the best one with nearly the same
+price. Units: seconds.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ Found = tuple[Values, str]
 class DiverseTopK:
     """The best plans of one space that are unlike each other, of all that have been added.
 
-    A shape that was dropped for better plans comes back only with a plan that is better itself, so that no plan is
-    missed.
+    Nothing is lost when a shape is dropped because other plans are better: it returns only with a plan that is better
+    than its old one.
     """
 
     def __init__(self, space: PlanSpace) -> None:

@@ -1,7 +1,7 @@
-"""Infeasibility advice: what to say when no plan fits into memory.
+"""Infeasibility advice: the error message for problems of which no plan fits into memory.
 
-The advice names the nearest plan, by how much and where it does not fit, and what would help. Nothing is guessed: every
-change that is named was tried on the problem, and some template of the changed problem fits. Units: bytes, GiB.
+It names the plan that comes nearest, where and by how much it does not fit, and changes of the problem that help. Every
+change was tried on the problem: at least one template of the changed problem fits. Units: bytes, GiB.
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ def _grown(problem: Problem, trials: _Trials) -> Remedy | None:
     The first sizes are tried one by one, the next ones by doubling and then halving the interval.
     """
     batch = problem.training.global_batch
-    # Replicas want a number of devices that shares a factor with the batch; tensor parallelism takes any even number.
+    # Replicas need a number of devices with a common factor with the batch; tensor parallelism can use any even number.
     sizes = [s for s in _sizes(problem.cluster) if gcd(_devices(problem.cluster, *s), 2 * batch) > 1 or batch == 1]
     found: Remedy | None = None
     low, high = -1, 0
@@ -302,7 +302,7 @@ def _enlarged(problem: Problem, hosts: int, each: int) -> Change:
     row = _roomiest(cluster)
     nodes = tuple(replace(node, count=hosts, num_devices=each) if node is row else node for node in cluster.nodes)
     name = "+".join(f"{n.count}x{n.num_devices}x{n.device}" for n in nodes) + stated_link(cluster)
-    # How fast the further devices would be connected was not measured; the usual links serve to find a plan that fits.
+    # The links of further devices were not measured; usual links are good enough to find a plan that fits.
     grown = replace(cluster, nodes=nodes, name=name, bandwidth_GBps=None)
     return Change("cluster", name, f"{grown.num_devices} such devices ({name})", _changed(problem, cluster=grown))
 

@@ -1,7 +1,8 @@
-"""Side by side: the best plans of unlike degrees of parallelism, which a search shows beside the plan that it returns.
+"""Side by side: the best plans with other degrees of parallelism, which a search shows besides the plan that it
+returns.
 
-The plans are priced, but without reasons (`why`), and verified only where hints may forbid their plainest form, so that
-five of them take a tenth of a second for most models, and not a second. Units: seconds.
+To save time, the plans are priced without reasons (`why`), and verified only where hints may forbid their plainest
+form: five of them take a tenth of a second for most models, in place of a second. Units: seconds.
 """
 
 from __future__ import annotations
