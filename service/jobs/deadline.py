@@ -31,7 +31,6 @@ def in_time(work: Callable[[], T], seconds: float, grace_s: float, fault: UserEr
     context manager would not do: where the signal arrives between the end of its block and the first line of
     `__exit__`, nothing catches what the handler raises.
 
-
     Args:
         work: what to do.
         seconds: time from now, by the clock.
