@@ -1,7 +1,7 @@
-"""Steps through the decisions of a problem: legal values, where they lead, sampling, neighbours, prices; all compiled.
+"""Steps through the decisions of a problem: legal values, layouts, random plans, neighbours and prices; all compiled.
 
-The kernels of `automap.space.kernels` do the work; they are imported when they are first called, since who prices one
-plan need not load them all.
+The kernels of `automap.space.kernels` do the work. They are imported at their first call, so that the price of one plan
+does not need to load all of them.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ MOVE_CHANCES = (
     0.05,  # BATCH
     0.1,  # SHAPE
 )
-"""Chances of each kind of move of `automap.space.kernels.neighbours`, assumed."""
+"""Probability of each kind of move of `automap.space.kernels.neighbours` (assumed)."""
 
 
 class SteppedSpace(SpaceOutline):
-    """SpaceOutline that can be taken one after another."""
+    """A `SpaceOutline` whose decisions can be taken one after another."""
 
     @functools.cached_property
     def arrays(self) -> SpaceArrays:
@@ -53,7 +53,7 @@ class SteppedSpace(SpaceOutline):
 
     @functools.cached_property
     def compiled(self) -> Compiled:
-        """All that kernels read; the cache knows what units of the plans priced last cost."""
+        """The arguments of the kernels; the cache holds the costs of units of the plans priced last."""
         from automap.space.kernels.unit_cache import new_cache
 
         return Compiled(tables=self.evaluator.tables.arrays, space=self.arrays, cache=new_cache())
@@ -68,7 +68,7 @@ class SteppedSpace(SpaceOutline):
     # -- what is legal ------------------------------------------------------------------------------------------
 
     def _follow(self, values: Sequence[int] | Ints) -> int:
-        """Brings the draft to where `values` are decided; returns how many values the next slot has there."""
+        """Decides `values` in the draft; returns how many values the next slot has, see `legal_values`."""
         from automap.space.kernels.stepper import follow
 
         row = np.zeros(len(self.slots), dtype=np.int64)
@@ -77,7 +77,7 @@ class SteppedSpace(SpaceOutline):
         return num_values
 
     def legal(self, prefix: Sequence[int] | Ints) -> Mask:
-        """[values] which values of slot `len(prefix)` may follow; at least one always may."""
+        """[values] which values of slot `len(prefix)` are legal after `prefix`; at least one always is."""
         mask = np.zeros(self.slots[len(prefix)].num_values, dtype=np.bool_)
         num_values = self._follow(prefix)
         mask[:num_values] = self._draft.mask[:num_values]
@@ -88,10 +88,12 @@ class SteppedSpace(SpaceOutline):
         return [slot for i, slot in enumerate(self.slots) if self.legal(values[:i]).sum() > 1]
 
     def repair(self, values: Sequence[int], kept: int = 0) -> Values:
-        """The nearest legal plan: each value kept if it is legal after the values before it, else the first legal one.
+        """The nearest legal plan: each value is kept if it is legal after the values before it, else replaced by
+        `nearest_legal`.
 
         Args:
-            kept: number of the first values that are known to be legal.
+            values: [slots] the plan.
+            kept: number of first values that are known to be legal.
         """
         from automap.space.kernels.stepper import repair
 
@@ -132,8 +134,8 @@ class SteppedSpace(SpaceOutline):
         return found
 
     def legal_on_ranks(self, values: Sequence[int]) -> Mask:
-        """[ranks, levels] levels of recomputation that are legal on each pipeline rank, alone; `values` are decided as
-        far as the cuts."""
+        """[ranks, levels] which levels of recomputation are legal on each pipeline rank, after the cuts in `values`;
+        ranks do not depend on one another."""
         from automap.space.kernels.stepper import legal_on_ranks
 
         found = np.empty((self.shape(values).pp, self.arrays.legal_levels.shape[1]), dtype=np.bool_)
@@ -143,26 +145,26 @@ class SteppedSpace(SpaceOutline):
     # -- stages and cuts ----------------------------------------------------------------------------------------
 
     def _laid_out(self, values: Sequence[int]) -> Layout:
-        """Where the stages stand that `values` decide; slots before `cut` that are not decided count as 0."""
+        """The layout of the stages in the form of the kernels; undecided slots before `cut` count as 0."""
         self._follow([*values, *[0] * (self.first.cut - len(values))])
         return self._draft.layout
 
     def stage_devices(self, values: Sequence[int]) -> tuple[int, ...]:
-        """[stages] devices of each stage; the undecided ones share what is left evenly, as far as it goes."""
+        """[stages] devices of each stage; undecided stages share the remaining devices as evenly as possible."""
         return tuple(self._laid_out(values).devices[: self.shape(values).pp].tolist())
 
     def layout(self, values: Sequence[int]) -> PipelineLayout:
-        """Where the stages stand that `values` decide."""
+        """The layout of the stages that `values` decide."""
         return self.layout_of(self.shape(values), values[self.first.order], self.stage_devices(values))
 
     def rows_seen(self, values: Sequence[int]) -> list[int]:
-        """[stages] row of each among the distinct stages as its slowest kind of device sees it, see
+        """[stages] row of each stage among the distinct stages, in the view of its slowest kind of devices, see
         `LoweredPlan.views`."""
         found: list[int] = self._laid_out(values).stages[: self.shape(values).pp].tolist()
         return found
 
     def usual_rows(self, shape: Shape, order: int) -> list[int]:
-        """[stages] row of each among the distinct stages, of a shape whose sizes no slot decides."""
+        """[stages] row of each stage of usual size among the distinct stages."""
         degrees, middles = self.meshes.degrees, self.meshes.middles
         at = (order, self.meshes.division(shape), degrees.index(shape.tp), middles.index(shape.middle))
         first = self.arrays.usual_layouts[at]["first"]
@@ -170,7 +172,7 @@ class SteppedSpace(SpaceOutline):
         return found
 
     def batch_shares(self, values: Sequence[int]) -> tuple[tuple[int, ...] | None, ...]:
-        """[stages] samples of a micro-batch for each index of the outer axis; None and empty: as evenly as they go."""
+        """[stages] samples of a micro-batch for each index of the outer axis; None or empty: as even as possible."""
         way = values[self.first.shares]
         if not way:
             return ()
@@ -190,19 +192,20 @@ class SteppedSpace(SpaceOutline):
         return tuple(found)
 
     def unlike_meshes(self, values: Sequence[int]) -> tuple[Floats, Ints]:
-        """[meshes, axes] distinct meshes of the stages, and [meshes] samples of a micro-batch that divide over each:
-        the share of a rank times the ranks."""
+        """[meshes, axes] distinct meshes of the stages, and [meshes] samples of a micro-batch that must divide over
+        each evenly: the share of a rank times the ranks."""
         layout = self._laid_out(values)
         count = int(layout.frame[0]["num_meshes"])
         return layout.sizes[:count].copy(), layout.divided[:count].copy()
 
     def cut_shares(self, values: Sequence[int]) -> list[float]:
-        """[chunks] how many times its rank's speed the ranks of a chunk and of all after it have together."""
+        """[chunks] the summed speed of the rank of each chunk and those of all later chunks, over that of its rank."""
         found: list[float] = self._laid_out(values).shares[: self.shape(values).num_chunks].tolist()
         return found
 
     def candidates(self, start: int, chunk: int, num_chunks: int, share: float) -> Ints:
-        """Ends of `chunk` when it begins at unit `start`: nearest first to one `share`-th of what is left."""
+        """The possible ends of a chunk that begins at unit `start`, the nearest to the even end first, see
+        `automap.space.kernels.cuts`."""
         from automap.space.kernels.cuts import list_cuts
 
         low, high = self.constrained.window(chunk, num_chunks)
@@ -222,16 +225,17 @@ class SteppedSpace(SpaceOutline):
         """Prices complete plans, [n, slots], in one compiled call.
 
         Returns:
-            [n, 2] seconds of a step, and the largest share of its memory by which a device overflows (at most 0 where
-            the plan fits); the floats of `Evaluator.evaluate`.
+            [n, 2] seconds of a step, and the bytes by which the fullest device exceeds its memory, as a share of that
+            memory (at most 0 if the plan fits). The floats are identical to those of `Evaluator.evaluate`.
         """
         return self._price(values, exact=True)
 
     def bound(self, values: Ints) -> Floats:
-        """Lower bounds, as of `price`, on all completions of plans whose last signatures are -1, undecided, [n, slots].
+        """[n, 2] lower bounds on the results of `price` for all completions of plans, [n, slots], whose last signatures
+        are -1, undecided.
 
-        Those of `PartialPlan` after the shape and the cuts: undecided signatures at their best, the schedule in closed
-        form.
+        They are the bounds of `PartialPlan` after the shape and the cuts: undecided signatures have their least cost,
+        and the time of the schedule is bounded in closed form.
         """
         return self._price(values, exact=False)
 
@@ -243,10 +247,8 @@ class SteppedSpace(SpaceOutline):
         return out
 
     def ties(self, values: Ints) -> Rows:
-        """[n, ties] what the tied parameters of complete plans, [n, slots], cost beside their readers (`TieRow`).
-
-        Of `excess` and `exchanged` only one holds: the first where both ranks are the same.
-        """
+        """[n, ties] costs of the tied parameters of complete plans, [n, slots], beyond those of their readers
+        (`TieRow`). `excess` counts if both ranks are the same, else `exchanged`."""
         from automap.space.kernels.price_many import tie_many
 
         out = np.zeros((len(values), len(self.evaluator.tied.parameters)), dtype=TIE_DTYPE)
@@ -269,7 +271,8 @@ class SteppedSpace(SpaceOutline):
 
     @functools.cached_property
     def _shape_chances(self) -> tuple[Ints, Floats]:
-        """Values of all shapes, and the probability of each under uniform choices of one value after the other."""
+        """The values of all shapes, and the probability of each if its values are chosen uniformly one after the
+        other."""
         rows = [self.meshes.values(shape) for shape in self.shapes]
         beginnings = {row[:depth] for row in rows for depth in range(len(row) + 1)}
         followers: dict[tuple[int, ...], int] = {}
@@ -282,9 +285,10 @@ class SteppedSpace(SpaceOutline):
     def neighbours(
         self, rng: np.random.Generator, values: Ints, donors: Ints, chances: Sequence[float] = MOVE_CHANCES
     ) -> Ints:
-        """[n, slots] one neighbour of each plan: some decisions changed, the others kept as far as they stay legal.
+        """[n, slots] one neighbour of each plan: some decisions are changed, all others are kept where they stay legal.
 
         Args:
+            rng: random numbers.
             values: [n, slots] legal plans.
             donors: [m, slots] legal plans, the best first, from which shapes and signatures may be borrowed.
             chances: of each kind of move, see `automap.space.kernels.neighbours`.
@@ -301,7 +305,7 @@ class SteppedSpace(SpaceOutline):
     # -- signatures ---------------------------------------------------------------------------------------------
 
     def signatures(self, values: Sequence[int]) -> Ints:
-        """[operator rows, axes] signature of every operator; -1 where `values` has not decided yet."""
+        """[operator rows, axes] signature of every operator; -1 where it is not decided in `values`."""
         chosen = blank(self.evaluator, len(self.axes))
         for slot, value in zip(self.slots[self.first.signature :], values[self.first.signature :], strict=False):
             members, assignment = self.group_rows[slot.unit_type, slot.group]

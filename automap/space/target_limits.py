@@ -1,7 +1,7 @@
-"""The plan space of a problem with a target: what the configuration of the target's trainer can express.
+"""The plan space of a problem with a target: the plans that the configuration of the target's trainer can express.
 
-`SpaceOutline` obeys what holds for single decisions, such as ZeRO stages. Here are the limits that follow from the
-model: which degrees Megatron's pattern can be split by, where a pipeline may be cut, and the pattern itself.
+`SpaceOutline` has the limits on single decisions, such as ZeRO stages. This module has the limits that depend on the
+model: the degrees into which Megatron's pattern can be split, the possible cuts of a pipeline, and the pattern itself.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from ir.layers import is_one_stack, layer_spans
 from ir.operators.experts import PRODUCT
 
 NORMALISATIONS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
-"""Kinds that normalise the last dim of every position."""
+"""Kinds of operators that normalise the last dim of every position."""
 SMALL_PRODUCT = 0.05
-"""Share of the largest product's FLOPs up to which a product may be whole on every rank (assumed)."""
+"""Largest share of the FLOPs of the largest product with which a product may be whole on every rank (assumed)."""
 
 
 def plan_space(problem: Problem) -> PlanSpace:
@@ -71,7 +71,7 @@ def plan_space(problem: Problem) -> PlanSpace:
 
 
 def _check_fixed(problem: Problem, target: Target, evaluator: Evaluator) -> None:
-    """Refuses a hint that the user fixes where the target has plans with another degree, or without it.
+    """Checks each fixed hint: the target has plans with other values, or without the hint, but none with this one.
 
     Raises:
         ProblemError: such a hint, with what is possible.
@@ -104,7 +104,8 @@ def _check_fixed(problem: Problem, target: Target, evaluator: Evaluator) -> None
 
 
 def _other_batch(problem: Problem, target: Target) -> str:
-    """What to change where a target has no plan of a problem: the batch, if it has plans of one near it."""
+    """The repair if a target has no plan of a problem: another global batch near it, if that has plans; else another
+    target."""
     batch, devices = problem.training.global_batch, problem.cluster.num_devices
     below = batch // devices * devices
     for other in filter(None, (below, below + devices)):
@@ -117,7 +118,7 @@ def _other_batch(problem: Problem, target: Target) -> str:
 
 
 def _why_not(space: PlanSpace, target: Target, name: str) -> str:
-    """Why a target has no plan with a degree, in a repair."""
+    """Text at the end of a repair: the reason why a target has no plan with a degree."""
     found = _why_whole(space, target) if name == "tp" and target.patterned else ""
     return f": {found}" if found else f"; {target.name} splits {', '.join(target.parallel)}"
 
@@ -130,10 +131,10 @@ def _has_plans(problem: Problem, target: Target, evaluator: Evaluator) -> bool:
 
 
 def _promise(space: PlanSpace) -> tuple[int, bool, float]:
-    """How good the plans are that split weights, to compare patterns: most degrees, then the best even plan.
+    """A key to compare patterns: the one with more degrees is better, then the one with the better even plan.
 
-    The price of tensor parallelism does not depend much on what else a plan does, and all stages have one pattern: so
-    one pattern is chosen for all plans of a problem. Of equal ones the first is taken.
+    One pattern is chosen for all plans of a problem, since all stages have the same pattern, and the price of tensor
+    parallelism depends little on other decisions. Of equal patterns the first is taken.
     """
     shapes = [shape for shape in space.shapes if shape.tp > 1 and shape.virtual == 1]
     if not shapes:
@@ -155,7 +156,7 @@ def check_model(graph: Graph, target: Target, *, field: str) -> None:
     """Checks that a target trains models of this kind.
 
     Args:
-        field: where the target is named.
+        field: field of the problem that names the target, for errors.
 
     Raises:
         ProblemError: the target trains transformers, and the model is none.
@@ -170,15 +171,15 @@ def check_model(graph: Graph, target: Target, *, field: str) -> None:
 
 
 def has_attention(graph: Graph) -> bool:
-    """Whether a model has transformer layers, which is what the degrees of configurations are about."""
+    """Whether a model has transformer layers, to which the degrees in configurations apply."""
     return any(group.kind == "attention" for group in fused_groups(graph))
 
 
 def _limits(space: PlanSpace, target: Target, along: bool) -> Limits:
-    """The limits of a target; those of shapes are checked by the caller.
+    """The limits of a target, except for those on shapes, which the caller checks.
 
     Args:
-        along: whether ranks that split weights split the sequence in normalisations.
+        along: whether ranks of tp split the sequence in normalisations.
     """
     windows = _windows(space, target)
     found = [p for p in _patterns(space, target, along) if not p.fault] if target.patterned else []
@@ -203,7 +204,7 @@ def _limits(space: PlanSpace, target: Target, along: bool) -> Limits:
 
 
 def _expressible(space: PlanSpace, target: Target, shape: Shape, along: bool) -> bool:
-    """Whether a target has the degrees of a shape, and they divide what its configuration wants divided."""
+    """Whether a target has the degrees of a shape, and they divide the numbers that its configuration requires."""
     sides = {"pipeline": shape.pp, "tensor": shape.tp}
     if space.meshes.middle is not None:
         sides["expert" if space.meshes.middle.name == "ep" else "context"] = shape.middle
@@ -228,7 +229,8 @@ def _expressible(space: PlanSpace, target: Target, shape: Shape, along: bool) ->
 
 
 def _windows(space: PlanSpace, target: Target) -> dict[int, tuple[tuple[int, int], ...]]:
-    """Number of chunks -> ends of each: the first layer stays with all before it, the last one with all after it."""
+    """Number of chunks -> first and last end of each chunk: the first layer is in a chunk with all units before it, and
+    the last layer with all units after it."""
     graph, blocks = space.problem.graph, space.linkage.blocks
     types = [unit.type for unit in blocks.units]
     spans = layer_spans(graph, blocks) or tuple(range(number, number + 1) for number in range(len(types)))
@@ -236,7 +238,7 @@ def _windows(space: PlanSpace, target: Target) -> dict[int, tuple[tuple[int, int
     constrained = Constrained(space.problem, space.evaluator, WHOLE)
     kinds = {types[number] for number in numbers}
     found: dict[int, tuple[tuple[int, int], ...]] = {}
-    # A configuration counts the layers of one stack; those of an encoder and a decoder it does not.
+    # A configuration counts the layers of a single stack, and not those of an encoder and a decoder.
     several = len(kinds) > 1 and target.transformers and not is_one_stack(graph, blocks)
     if several or (target.stages_of_modules and _num_layer_kinds(space) > 1):
         return found
@@ -285,10 +287,13 @@ class _Pattern(NamedTuple):
 
 
 def _patterns(space: PlanSpace, target: Target, along: bool) -> Iterator[_Pattern]:
-    """The patterns of all degrees that split every layer, `along` the sequence between its products or not.
+    """The patterns for all degrees that split every layer.
 
-    Degrees that split some operator in another way than smaller ones are left out, so that each group has one signature
-    on each axis. A vocabulary that no degree divides stays whole, unless the trainer pads it.
+    Degrees that split some operator in another way than smaller degrees do are left out, so that each group has one
+    signature on each axis. A vocabulary that no degree divides stays whole, unless the trainer pads it.
+
+    Args:
+        along: whether tp splits the sequence between products.
     """
     name = None if space.meshes.middle is None else space.meshes.middle.name
     has_experts = any(op.kind == PRODUCT for op in space.problem.graph)
@@ -325,14 +330,14 @@ def _patterns(space: PlanSpace, target: Target, along: bool) -> Iterator[_Patter
             yield _Pattern((tp, middle), columns, live, fault)
             continue
         firsts = {axis: known.setdefault(axis, columns[:, axis]) for axis in live}
-        # Also outside of the layers: configurations do not say how the vocabulary is split there.
+        # This also holds outside of the layers, since configurations do not state how the vocabulary is split.
         rows = slice(None) if target.grain == "linear" else weighty
         if target.grain == "layers" or all((first == columns[:, axis])[rows].all() for axis, first in firsts.items()):
             yield _Pattern((tp, middle), columns, live)
 
 
 def _unsplit(space: PlanSpace, target: Target, column: Ints, along: bool) -> str:
-    """Why a target cannot split weights by a column of signatures; empty where it can."""
+    """The reason why a target cannot split weights by a column of signatures; empty if it can."""
     if not _norms_fit(space, column, along=along):
         return f"ranks cannot {'split the sequence of all norms' if along else 'have all norms whole'}"
     if target.vocabulary_multiple > 1 and not _splits_head(space, column):
@@ -341,7 +346,8 @@ def _unsplit(space: PlanSpace, target: Target, column: Ints, along: bool) -> str
 
 
 def why_whole(problem: Problem, evaluator: Evaluator) -> str:
-    """Why the target of a problem splits no weights of its layers; empty where it does, or never does."""
+    """The reason why the target of a problem splits no weights of its layers; empty if it does, or if the target has no
+    tensor parallelism."""
     target = problem.target
     if target is None or not target.patterned or "tensor" not in target.parallel:
         return ""
@@ -374,7 +380,7 @@ def _norms_fit(space: PlanSpace, column: Ints, *, along: bool) -> bool:
 
 
 def _is_split(space: PlanSpace, column: Ints, first: Ints) -> bool:
-    """Whether a column of signatures divides all arithmetic of the layers, as the first column of its axis does.
+    """Whether a column of signatures splits all large products of the layers that the first column of its axis splits.
 
     Small products, such as the routers of experts, may be whole, and so may those of adapters.
     """
@@ -391,7 +397,8 @@ def _is_split(space: PlanSpace, column: Ints, first: Ints) -> bool:
 
 
 def _table_rows(space: PlanSpace) -> Mask:
-    """[operator rows] whether an operator looks rows up in a parameter with more than `SMALL_PRODUCT` of them all."""
+    """[operator rows] whether an operator looks up rows of a parameter that has more than the share `SMALL_PRODUCT` of
+    all parameters."""
     tables, graph = space.evaluator.tables, space.problem.graph
     small = SMALL_PRODUCT * graph.num_parameters
     found = np.zeros(len(tables.type_of), dtype=np.bool_)
@@ -402,7 +409,7 @@ def _table_rows(space: PlanSpace) -> Mask:
 
 
 def _large_rows(space: PlanSpace) -> Mask:
-    """[operator rows] whether an operator does more than `SMALL_PRODUCT` of the largest one's arithmetic."""
+    """[operator rows] whether an operator has more than the share `SMALL_PRODUCT` of the largest operator's FLOPs."""
     tables = space.evaluator.tables
     small = SMALL_PRODUCT * max(op.forward_flops.at(1) for op in space.problem.graph)
     found: Mask = np.array(

@@ -1,4 +1,4 @@
-"""Templates: expert plans, which a patient user of Megatron-LM would find.
+"""Templates: expert plans that a user of Megatron-LM would find by trying all settings.
 
 A template splits the batch over dp and the weights over tp in the Megatron-LM manner (arXiv 1909.08053: columns, then
 rows; heads of attention; the vocabulary; optionally the sequence between them, arXiv 2205.05198), cuts the pipeline
@@ -36,12 +36,15 @@ def megatron_signatures(
     expert_axis: str = "ep",
     only_batch: bool = False,
 ) -> Values:
-    """Adds signatures to the values before them: batch split over dp and ep, sequence over cp, weights over tp.
+    """The values of a template: `prefix` followed by signatures in Megatron's pattern.
+
+    The batch is split over dp and ep, the sequence over cp, and weights over tp.
 
     Args:
+        space: the plan space.
         shape: shape that `prefix` decides.
         prefix: values of the slots before the first signature.
-        sequence_parallel: whether tp splits the sequence where tensors would be whole.
+        sequence_parallel: whether tp splits the sequence of tensors that would otherwise be whole.
         expert_axis: axis that spreads experts, if the model and the mesh have them; "" = none.
         only_batch: whether tp splits the batch as dp does.
     """
@@ -50,7 +53,7 @@ def megatron_signatures(
     way = _Way(sequence_parallel, expert_axis, only_batch)
     for number, axis in enumerate(space.axes):
         legal = space.legal_on_axis(values, number)
-        # Meshes on which the same is legal have the same signatures.
+        # Meshes with equal legal signatures get the same ones.
         key = (axis, way, legal.tobytes())
         column = space.chosen.get(key)
         if column is None:
@@ -100,15 +103,15 @@ class _UnitChoice(NamedTuple):
     column: list[int]
     """[groups] signatures of its linkage groups."""
     placed: dict[str, Placement]
-    """Placements of the tensors that it makes, and of those in front."""
+    """Placements of the tensors that it makes, and of those before it."""
     divided: float
-    """Share of its arithmetic that is divided."""
+    """Share of its FLOPs that is divided."""
 
 
 def _of_unit(
     space: PlanSpace, unit_type: int, axis: str, way: _Way, legal: Mask, incoming: Mapping[str, Placement]
 ) -> _UnitChoice:
-    """Signatures of the linkage groups of a unit, given the placements of tensors in front of it; see `_column`."""
+    """Signatures of the linkage groups of a unit, given the placements of tensors before it; see `_column`."""
     unit, placed = space.linkage.types[unit_type], dict(incoming)
     column: list[int] = []
     flops = divided = 0.0
@@ -130,9 +133,9 @@ def _of_unit(
 
 
 def _splits_statistics(space: PlanSpace, unit_type: int, group: Group) -> Mask:
-    """[signatures] whether a normalisation of a group is split along what it has statistics of.
+    """[signatures] whether a normalisation of a group is split along the dims of its statistics.
 
-    The first signatures are those of the leader.
+    The first entries are those of the values of the group, which are signatures of its leader.
     """
     unit = space.linkage.types[unit_type]
     found = np.zeros(len(unit.signatures[group.leader]), dtype=np.bool_)
@@ -146,13 +149,13 @@ def _splits_statistics(space: PlanSpace, unit_type: int, group: Group) -> Mask:
 
 
 class _Way(NamedTuple):
-    """How `megatron_signatures` uses the axes."""
+    """The arguments of `megatron_signatures` about the use of the axes."""
 
     sequence_parallel: bool
     expert_axis: str
     only_batch: bool
     norms_whole: bool = False
-    """Whether normalisations take whole what they have statistics of."""
+    """Whether normalisations are whole along the dims of their statistics."""
 
 
 def _value(choice: AxisChoice, axis: str, way: _Way) -> int:
@@ -173,17 +176,20 @@ def _value(choice: AxisChoice, axis: str, way: _Way) -> int:
 
 
 def meshes_of(space: PlanSpace, shape: Shape, prefix: Values) -> tuple[int, ...]:
-    """All that `megatron_signatures` depend on: the meshes of the stages.
+    """A key of everything on which `megatron_signatures` depends: the meshes of the stages.
 
-    With constraints they may also depend on the samples of a micro-batch, which must divide.
+    With constraints, it also contains the samples of a micro-batch, which must divide evenly.
     """
     samples = shape.samples if space.problem.hints.constraints else 0
     return (*space.meshes.mesh(shape), *sorted(set(space.stage_devices(prefix))), samples)
 
 
 def templates(space: PlanSpace) -> Iterator[tuple[Shape, Values]]:
-    """Every template of the tuned grid, as values of `space`, which keeps them: they are listed several times in a
-    search, and of thousands of devices it takes some tenths of a second; see `_made`."""
+    """Every template of the grid, as values of the space.
+
+    The space caches them, since a search lists them several times, which takes some tenths of a second for thousands of
+    devices. See `_made`.
+    """
     if space.listing is None:
         space.listing = _made(space)
     for number in count():
@@ -196,13 +202,17 @@ def templates(space: PlanSpace) -> Iterator[tuple[Shape, Values]]:
 
 
 def _made(space: PlanSpace) -> Iterator[tuple[Shape, Values]]:
-    """Every template of the tuned grid; virtual stages only where the user fixed them.
+    """Every template of the grid; with virtual stages only if the user fixed them.
 
-    Over an ep axis of several ranks experts are always spread. The largest share of every shape divides over the axes
-    that split the batch: the signatures depend on its meshes alone. Where stages span hosts, tp may split the batch
-    too: gradients are then reduced inside the hosts first, and only the results between the hosts. Two stages without
-    inner axes are tried in all sizes (the plans that DAPPLE's planner mostly finds, arXiv 2007.01045), and pipelines in
-    up to three orders of the devices.
+    - Experts are always spread over an ep axis of several ranks.
+    - If stages span hosts, tp may split the batch too. Gradients are then reduced inside the hosts first, and only the
+      results between the hosts.
+    - Two stages without inner axes are tried in all sizes, since DAPPLE's planner (arXiv 2007.01045) often finds such
+      plans.
+    - Pipelines are tried in up to three orders of the devices.
+
+    The largest share of every shape divides over the axes that split the batch, so the signatures depend on its meshes
+    alone.
     """
     fixed = space.problem.hints.fix
     modes = [mode for mode, is_legal in zip(RECOMPUTE_MODES, space.modes, strict=True) if is_legal]
@@ -214,10 +224,10 @@ def _made(space: PlanSpace) -> Iterator[tuple[Shape, Values]]:
             continue
         sizes = dict(zip(space.axes, space.meshes.mesh(shape), strict=True))
         zeros = np.flatnonzero(space.zeros_of(shape)).tolist() if shape.replicas > 1 else [0]
-        # Experts that are spread over dp are templates of an ep axis alone.
+        # Templates spread experts over dp only if there is an ep axis.
         expert_axes = ["", *(["tp"] if has_experts and shape.tp > 1 else [])]
         expert_axes = ["ep"] if sizes.get("ep", 1) > 1 else expert_axes
-        # What tp may do: (sequence_parallel, only_batch) of `megatron_signatures`.
+        # The uses of tp: (sequence_parallel, only_batch) of `megatron_signatures`.
         splits = [(False, False), *([(True, False)] if shape.tp > 1 else [])]
         splits += [(False, True)] if _spans_hosts(space, shape) else []
         values = space.meshes.values(shape)
@@ -245,11 +255,11 @@ def _made(space: PlanSpace) -> Iterator[tuple[Shape, Values]]:
 
 
 def _spans_hosts(space: PlanSpace, shape: Shape) -> bool:
-    """Whether stages have an inner axis that may split the batch, one over several hosts, and samples for both."""
+    """Whether stages span several hosts and have an inner axis that may split the batch, with samples for both axes."""
     share = spread(shape.samples, shape.dp) // shape.dp // (shape.middle if space.meshes.splits_batch else 1)
     cluster = space.problem.cluster
     largest = max(node.num_devices for node in cluster.nodes)
-    # Where bandwidths are measured, some devices of a host may be nearer than others.
+    # With measured bandwidths, some devices of a host may have faster links to each other than to the rest.
     has_levels = cluster.bandwidth_GBps is not None or shape.size > largest
     spans = min(shape.tp, shape.dp) > 1 and has_levels and space.problem.hints.fix.may_split_batch("tp")
     return spans and share % shape.tp == 0
