@@ -1,9 +1,9 @@
-"""An independent check of a plan: the document against the problem, without anything that found or priced the plan.
+"""An independent check of a plan document against its problem.
 
-It shares no code with the plan space, the price, their reader of plans and the templates, so that a mistake in one of
-them shows. It shares the graph (`ir`: factor rules, fused groups, units between legal cuts), the plan and problem
+It shares no code with the plan space, the price, their reader of plans and the templates, so that it finds mistakes in
+them. It shares with them the graph (`ir`: factor rules, fused groups, units between legal cuts), the plan and problem
 documents, and the meaning of names. Rules are in `structure` (operators, devices, cuts, samples), `reading`
-(placements), `schedule`, `hints`, `target` (what its configuration can express), `replicas` (those that are averaged)
+(placements), `schedule`, `hints`, `target` (plans that its configuration can express), `replicas` (that are averaged)
 and `memory`.
 """
 
@@ -59,7 +59,7 @@ class Verifier:
         )
 
     def beyond(self, plan: Plan, target: str) -> tuple[Violation, ...]:
-        """What of a plan the configuration of a target cannot express.
+        """The parts of a plan that the configuration of a target cannot express.
 
         Args:
             plan: a plan in which `violations` finds no fault, but for memory.

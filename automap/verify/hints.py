@@ -1,10 +1,10 @@
 """Rules about the hints of the user: `hints.fix` and `hints.constraints`.
 
-A constraint binds the leaders of linkage groups that it names, and in other groups the members that it names. Where no
-placement that divides evenly obeys the constraint, any placement that divides evenly is right.
+If a constraint names the leader of a linkage group, it applies to the leader; otherwise it applies to the members that
+it names. If no placement that divides evenly obeys the constraint, every placement that divides evenly is legal.
 
-Where a degree is fixed, the names of axes bind (`Fix`): ranks of tp and cp work on the same samples, and a product with
-a weight is split over tp with its weight and over cp without it.
+If a degree is fixed, the name of its axis has a meaning (`Fix`): ranks of tp and cp work on the same samples, and a
+product with a weight is split over tp with its weight, and over cp without it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _fixed(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[Violat
 
 
 def _mode(chunk: Chunk, model: Model, mode: str) -> frozenset[int]:
-    """The operators that a recompute mode recomputes; a unit without a backward pass runs nothing again."""
+    """The operators that a recompute mode recomputes; none in a unit without a backward pass."""
     return _whole_mode(chunk, model, mode) - _without_backward(chunk, model)
 
 
@@ -96,7 +96,7 @@ def _whole_mode(chunk: Chunk, model: Model, mode: str) -> frozenset[int]:
         if target.grain == "operators":
             return frozenset(inside)
         if target.layers_only:
-            # A layer that shares a module with what is no layer does not run again.
+            # A layer in a module with operators outside of the layer is not recomputed.
             kinds, units = layers_of_modules(model.graph, model.blocks), model.blocks.units
             inside = [index for index in inside if units[model.unit_of[index]].type in kinds]
         return frozenset(index for index in inside if not _is_between_modules(model.graph, index))
@@ -104,7 +104,7 @@ def _whole_mode(chunk: Chunk, model: Model, mode: str) -> frozenset[int]:
 
 
 def _is_between_modules(graph: Graph, index: int) -> bool:
-    """Whether an operator, which keeps something, is code of no module but the whole; the loss is apart."""
+    """Whether an operator that saves activations belongs to no module but the whole model, and is not the loss."""
     op = graph.operators[index]
     return not op.scope and op.outputs[0] != graph.outputs[-1] and graph.keeps_activations(op)
 
@@ -124,8 +124,8 @@ def _core(chunk: Chunk, model: Model) -> frozenset[int]:
 def _recomputed(chunks: Sequence[Chunk], model: Model, named: Sequence[set[int]]) -> Iterator[Violation]:
     """Operators that are not recomputed although they must be, or that are recomputed although they must not be.
 
-    If some operators of a rank must be recomputed, all others of the rank may be too, also those that a constraint
-    exempts. Constraints on operators that no recompute mode of the target runs again have no effect.
+    If some operators of a rank must be recomputed, all others of the rank may be too, also those for which a constraint
+    forbids it. Constraints on operators that no recompute mode of the target recomputes have no effect.
     """
     modes = ("selective", "full") if model.problem.target is None else model.problem.target.recompute
     able = frozenset[int]().union(*(_mode(chunk, model, mode) for chunk in chunks for mode in modes))
@@ -140,12 +140,12 @@ def _recomputed(chunks: Sequence[Chunk], model: Model, named: Sequence[set[int]]
             if constraint.recompute is None or not wrong or (not constraint.recompute and must):
                 continue
             name = model.graph.operators[min(wrong)].name
-            what = f"{name} is {'not ' if constraint.recompute else ''}computed again"
+            what = f"{name} is {'not ' if constraint.recompute else ''}recomputed"
             yield Violation(f"{chunk.where}.recompute, hints.constraints[{number}]", what)
 
 
 def _sharded(chunk: Chunk, chunks: Sequence[Chunk], model: Model, named: Sequence[set[int]]) -> Iterator[Violation]:
-    """The placements of a chunk's operators that the constraints, or the fixed degrees, do not leave.
+    """The placements of a chunk's operators that disobey the constraints or the fixed degrees.
 
     Args:
         chunk: the chunk.
@@ -222,9 +222,9 @@ def _unlike_constraints(
 
 
 def _named_splits(chunk: Chunk, chunks: Sequence[Chunk], model: Model, bound: _Bound, axis: str) -> Iterator[Violation]:
-    """An operator of a group that splits over an axis what the fixed degrees do not leave.
+    """An operator of a group that splits another dim over an axis than the fixed degrees allow.
 
-    Where no placement that divides evenly and obeys the constraints is left, any is right.
+    If no placement both divides evenly and obeys the constraints, every placement is allowed.
     """
     wrong = [m for m in bound.members if not _is_as_named(model, m, chunk.placed[m][axis], axis)]
     if not wrong:
@@ -239,17 +239,17 @@ def _named_splits(chunk: Chunk, chunks: Sequence[Chunk], model: Model, bound: _B
 
 
 def _is_bound(fix: Fix, axis: str) -> bool:
-    """Whether operators may not split their batch over an axis; plans of others may have axes of any name."""
+    """Whether operators may not split their batch over an axis; axes with other names are free."""
     return axis in ("cp", "tp") and (fix.dp is not None or bool(fix.zero) or getattr(fix, axis) is not None)
 
 
 def _reason(fix: Fix) -> str:
-    """The hint that binds an axis of a free degree."""
+    """The hint that restricts an axis whose own degree is not fixed."""
     return "dp" if fix.dp is not None else "zero" if fix.zero else "ep"
 
 
 def _is_as_named(model: Model, index: int, placed: Placed, axis: str) -> bool:
-    """Whether an operator splits over an axis what the axis is called after: tp weights, cp sequences."""
+    """Whether an operator splits the dim that the name of an axis stands for: weights over tp, sequences over cp."""
     number, op = model.legal(index)[placed], model.graph.operators[index]
     fix = model.problem.hints.fix
     splits_experts = number is not None and op.rule.factors[number].name == "e"

@@ -1,25 +1,27 @@
-"""The memory of a plan counted again, operator by operator, without tables or the recognition of repeats. Units: bytes.
+"""The memory of a plan, counted independently of the price: operator by operator, also in equal units. Units: bytes.
 
-Saved activations are counted as pieces of memory: a tensor as its operator wrote it, or a copy in the placement in
-which another operator reads it. Views of a piece are the same piece. A piece counts once, however many operators need
-it.
+Saved activations are counted as *pieces* of memory. A piece is a tensor as its operator wrote it, or a copy of it in
+the placement in which another operator reads it. Views of a piece are the same piece. A piece counts once, however many
+operators need it.
 
-Memory is that of the fullest moment: while a unit of the micro-batch whose backward pass comes first runs backwards, a
-rank holds what that unit and those before it saved, what the pass needs besides, and gradients: all of them, or where
-the backward pass makes them those of that unit and of the units behind it.
+The memory is that of the fullest moment. While the first backward pass of a step runs through a unit, a rank holds the
+activations that this unit and the units before it saved, the bytes that the pass needs besides, and gradients: all of
+them or, if the backward pass allocates them, those of this unit and of the units after it.
 
 Parameters and optimizer state must be equal to those of the estimate. Activations, gradients and buffers together must
-be between two counts, which differ only in what the price simplifies:
-- it counts each unit by itself, so that a piece which two units need counts twice; a result that crosses to the next
-  unit, such as a ReLU's, counts there alone, also where that one does not need it and the other one is on another rank
-  or runs again;
-- it takes a carried tensor that enters a unit as split where the tensor beside it is split, else as whole; also one
-  that comes from a unit which only hands it on, beside a branch that leads nowhere; where a trainer keeps this rank's
-  part of what it gathers, it then takes the whole for kept;
-- it takes two views of one tensor for the same memory where they are equally large, although one of them may be a copy
-  in another placement (`automap.price.kernels.saved_activations`);
-- of a parameter that two units read it takes the gradient for made by each of them.
-Buffers of what crosses between stages are counted with the second of these too.
+be between two counts, which differ only by the simplifications of the price:
+
+- The price counts each unit separately, so a piece that two units need counts twice. A result that crosses to the next
+  unit, such as that of a ReLU, counts in the next unit alone, even if that unit does not need it, or this unit is on
+  another rank or is recomputed.
+- A tensor that enters a unit beside the boundary tensor (a carried tensor) is assumed to be split by samples if the
+  boundary tensor is, and else to be whole. This also holds for one from a unit which only hands it on. If the trainer
+  saves this rank's part of tensors that it gathers, the whole carried tensor is assumed to be saved.
+- Two views of one tensor with equal sizes count as the same memory, although one may be a copy in another placement
+  (`automap.price.kernels.saved_activations`).
+- If two units read a parameter, each of them is assumed to allocate its gradient.
+
+The second simplification also applies to the buffers for tensors that cross between stages.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ class Recount:
         self.problem, self.graph = model.problem, model.graph
         units, producer = model.blocks.units, self.graph.producer
         passing = (u.boundary for u in units if u.boundary is not None and producer[u.boundary] < u.start)
-        # A stage may send a view of what it made.
+        # A stage may send a view of a tensor that it made.
         self._carried = frozenset(map(self._root, (*model.carried, *passing)))
         self._viewed = frozenset(self._root(op.inputs[0]) for op in self.graph.operators if op.is_alias)
         self.home = {i: chunk for chunk in chunks for i in chunk.operators}
@@ -88,7 +90,7 @@ class Recount:
         state = [some[zero >= least] for some, least in ((every, 3), (trained, 2), (trained, 1))]
         sizes, frozen_bytes = list(state_bytes), self.problem.frozen_bytes
         if zero >= 3 and frozen_bytes:
-            # The shards of converted weights are their masters, trained or frozen.
+            # The shards of converted weights are their master copies, trained or frozen.
             sizes, frozen_bytes = [frozen_bytes, sizes[1], sizes[2] - frozen_bytes], 0.0
         parameters, gradients, optimizer = (n * size for n, size in zip(state, sizes, strict=True))
         optimizer += (every[zero >= 1] - trained[zero >= 1]) * frozen_bytes
@@ -122,16 +124,16 @@ class Recount:
     # -- the fullest moment --------------------------------------------------------------------------------------
 
     def _fullest(self, chunks: Sequence[Chunk], order: Sequence[Action], gradient_bytes: float) -> Moment:
-        """What a rank holds in its fullest moment.
+        """The memory of a rank in its fullest moment.
 
         Args:
-            chunks: those of the rank.
-            order: its actions.
+            chunks: stages of the rank.
+            order: actions of the rank.
             gradient_bytes: bytes of all its gradients.
         """
         makes = not self.problem.trainer.keeps_gradients and self.plan.num_micro_batches == 1
         if makes:
-            # All chunks go forwards before the first one goes backwards.
+            # All chunks run their forward passes before the first backward pass.
             return Moment.fullest([one for one, _ in self._moments(chunks, makes=True)[0]])
         moments = [self._moments([chunk], makes=False) for chunk in chunks]
         # The price counts whole bytes.
@@ -143,14 +145,14 @@ class Recount:
         found = []
         for some, saved in moments:
             for one, until in some:
-                # What units behind have saved is free by then: the more they have, the less is held.
+                # The activations of later units have been freed by then, so they are subtracted from the peak.
                 held = peak - (saved - until)[::-1] + one.activations - until
                 found.append(replace(one, activations=held, gradients=np.full(3, gradient_bytes)))
         return Moment.fullest(found)
 
     def _moments(self, chunks: Sequence[Chunk], *, makes: bool) -> tuple[list[tuple[Moment, Floats]], Floats]:
-        """What is held of one micro-batch while each unit of some chunks runs backwards, with what it and those before
-        it save, and what all of them save."""
+        """For each unit of some chunks: the memory of one micro-batch during its backward pass, and the bytes that it
+        and the units before it save; and the bytes that all units save."""
         units = [(chunk, unit) for chunk in chunks for unit in self._units(chunk)]
         saved, behind = Pieces(self._carried, self._viewed), Gradients(self._gradient_size(chunks[0]))
         found, made = [], []
@@ -160,7 +162,7 @@ class Recount:
             made.append(behind.counts() if makes else np.zeros(3))
         for (chunk, unit), gradients in zip(units, reversed(made), strict=True):
             kept = self._unit_keeps(chunk, unit, own=True)
-            # The price counts a carried tensor as gathered even where this rank could keep only its own part of it.
+            # The price counts a carried tensor as gathered, even if this rank could save only its own part of it.
             read = {piece for piece in self._unit_keeps(chunk, unit, own=False) if piece.root in self._carried}
             saved.add(kept, kept | read | self._as_made(chunk, self._entering(unit)))
             activations = saved.counts() + self._unit_saves(chunk, unit)
@@ -174,9 +176,9 @@ class Recount:
         return lambda one: size * (one.shard if is_sharded else one.elements)
 
     def _working(self, chunk: Chunk, unit: Sequence[int]) -> float:
-        """Bytes that a pass of a unit needs besides what is saved."""
+        """Bytes that a pass of a unit needs beside the saved activations."""
         zero, state_bytes, trainer = chunk.stage.zero.stage, self.problem.state_bytes, self.problem.trainer
-        # If ranks share them, weights of two units are gathered under ZeRO 3, and gradients are whole until scattered.
+        # If ZeRO shards the weights: ZeRO 3 gathers those of two units, and gradients are whole until scattered.
         whole, shard = self._elements(unit)
         most = 0.0 if shard >= whole else math.inf if trainer.most_gathered is None else trainer.most_gathered
         gathered = min(2.0 * whole, most) * state_bytes[0] * (zero >= 3)
@@ -186,9 +188,11 @@ class Recount:
     # -- parameters ----------------------------------------------------------------------------------------------
 
     def _elements(self, operators: Iterable[int], *, trained: bool = False) -> tuple[float, float]:
-        """The elements of parameters that one rank holds for some operators, without and with the shards of ZeRO.
+        """The elements of parameters that one rank holds for some operators, without ZeRO and with it.
 
-        `trained`: those alone that are trained, which have gradients and a state of the optimizer.
+        Args:
+            operators: the operators.
+            trained: whether only trained parameters count, which have gradients and optimizer state.
         """
         found = held_parameters(operators, self.home, self.model)
         held = [one for name, one in found.items() if not (trained and self.graph.tensors[name].frozen)]
@@ -204,7 +208,8 @@ class Recount:
         return list(found.values())
 
     def _unit_keeps(self, chunk: Chunk, unit: Sequence[int], *, own: bool) -> set[Piece]:
-        """The pieces that a micro-batch saves in a unit from its forward to its backward pass; `own`: see `_piece`."""
+        """The pieces that a micro-batch saves in a unit from its forward pass to its backward pass; `own`: see
+        `_piece`."""
         whole = chunk.again.issuperset(unit)
         keeps_results = self.problem.trainer.keeps_results and not chunk.again.isdisjoint(unit)
         pieces = self._unneeded_results(chunk, unit) if keeps_results else set()
@@ -217,8 +222,8 @@ class Recount:
         return pieces | (self._inputs(chunk, unit) if whole else set())
 
     def _inputs(self, chunk: Chunk, unit: Sequence[int]) -> set[Piece]:
-        """The inputs of a unit that is recomputed: as they arrive, but of a sum the rank's own part where the trainer
-        gathers such parts again."""
+        """The saved inputs of a unit that is recomputed: as they arrive; but of an input that is P, the rank's own part
+        if the trainer gathers such parts again."""
         found: dict[str, Piece] = {}
         for index, (slot, name) in ((i, one) for i in unit for one in enumerate(self.graph.operators[i].inputs)):
             if name not in found and self.model.live_maker(name) not in (None, *unit):
@@ -239,7 +244,7 @@ class Recount:
         return [] if name is None else [name]
 
     def _unneeded_results(self, chunk: Chunk, unit: Sequence[int]) -> set[Piece]:
-        """Results of operators that do not run again which no backward pass of the unit needs."""
+        """Results of operators that are not recomputed, if no backward pass of the unit needs them."""
         needed = {self._root(name) for index in unit for _, name in self._saved(index)}
         return {
             self._at(chunk, name, self._wrote(chunk, index, slot))
@@ -255,8 +260,8 @@ class Recount:
         return frozenset() if kernel is None else kernel.internal
 
     def _unit_saves(self, chunk: Chunk, unit: Sequence[int]) -> Floats:
-        """The bytes that a unit saves while it is recomputed, besides its inputs, which it keeps anyway; none if it is
-        not recomputed as a whole."""
+        """The bytes that a unit saves during its recomputation, without its inputs, which are saved in any case; 0 if
+        it is not recomputed as a whole."""
         found = Pieces(self._carried, self._viewed)
         if chunk.again.issuperset(unit):
             inputs = self._inputs(chunk, unit)
@@ -265,7 +270,7 @@ class Recount:
                 for own in (True, False)
             )
             found.leave_out(inputs)
-            # What leaves may be a view in another placement, and a carried tensor may count as gathered.
+            # A result may be a view in another placement, and a carried tensor may count as gathered.
             of_carried = {piece for piece in gathered | inputs if piece.root in self._carried}
             leaving = self._as_made(chunk, [self._unit(unit[0]).boundary])
             found.add(pieces, (pieces - inputs) | of_carried | leaving)
@@ -297,7 +302,7 @@ class Recount:
         Args:
             chunk: the stage of the operator.
             index: the operator.
-            slot: the position of the operand, or behind all operands that of the result.
+            slot: the position of the operand; positions after all operands are those of results.
             name: the tensor.
             own: whether a trainer that gathers operands again saves only this rank's part.
         """
@@ -317,7 +322,8 @@ class Recount:
         return self._at(chunk, name, place, share, of)
 
     def _share(self, op: Operator) -> float:
-        """The saved bytes of an operand over those of the activation: products with a weight may quantise it."""
+        """The saved bytes of an operand over those of the activation; products with a weight may save a quantised
+        copy."""
         kinds = PRODUCTS | {EXPERT_PRODUCT}
         takes_weight = op.kind in kinds and any(name in self.model.parametric for name in op.inputs[:2])
         is_quantised = takes_weight and self.problem.trainer.keeps_quantised
@@ -330,7 +336,7 @@ class Recount:
         return next((cast for cast in self.model.execution.casts.get(own, ()) if cast.tensor == name), None)
 
     def _reader(self, index: int) -> str:
-        """What reads a copy: an operator, or all that multiply by pieces of one weight."""
+        """A key for the readers of a copy: an operator, or all operators that multiply by pieces of one weight."""
         op = self.graph.operators[index]
         weights = map(self.graph.viewed, op.inputs)
         whole = next((self.graph.pieces[name][0] for name in weights if name in self.graph.pieces), op.name)
@@ -349,11 +355,11 @@ class Recount:
         return Piece(root=root + of, tensor=name, place=tuple(place.items()), share=share, size=size, whole=whole)
 
     def _crossing(self, rank: int) -> float:
-        """Most bytes of a micro-batch that come to a stage of a rank from the one before, or leave it for the next."""
+        """Largest number of bytes of a micro-batch that a stage of a rank receives or sends."""
         return max(self._sent(one) for one, other in itertools.pairwise(self.chunks) if rank in (one.rank, other.rank))
 
     def _sent(self, chunk: Chunk) -> float:
-        """Bytes of a micro-batch that leave a stage: what its last unit makes, and what it hands on beside that."""
+        """Bytes of a micro-batch that a stage sends: its boundary tensor, and tensors that it hands on beside it."""
         last, producer = self._units(chunk)[-1], self.graph.producer
         unit = self._unit(last[0])
         passed = {name for name in unit.beside if producer[name] < unit.start}
@@ -362,7 +368,7 @@ class Recount:
             passed |= {(*op.inputs, *op.outputs)[slot]} if unit.start + offset in last else set()
         places = {name: self._made(chunk, name) for name in [unit.boundary] if name and producer[name] in last}
         for name in passed - set(places):
-            # It goes on split by samples where it is made so, or where the tensor that enters the unit is.
+            # It is sent split by samples if it is made so, or if the tensor that enters the unit is.
             batch = f"S({self.graph.tensors[name].batch_dim})"
             given = [self._made(chunk, other) for other in ([name] if producer[name] in last else self._entering(last))]
             places[name] = {axis: batch if p == batch else "B" for place in given for axis, p in place.items()}
@@ -373,7 +379,7 @@ class Recount:
         return self.model.blocks.units[self.model.unit_of[index]]
 
     def _like(self, index: int) -> Operator:
-        """The operator in the place of another in the first of the units like its own, by which all are priced."""
+        """The operator at the same position in the first unit of the same type, by which all units of it are priced."""
         unit = self._unit(index)
         return self.graph.operators[self.model.blocks.representative(unit.type).start + index - unit.start]
 
@@ -386,7 +392,8 @@ class Recount:
         return {axis: placed.outputs[slot] for axis, placed in chunk.placed[index].items() if chunk.sizes[axis] > 1}
 
     def _made(self, chunk: Chunk, name: str) -> Place:
-        """The placement in which a tensor arrives at the operators of a stage; it is summed before it is sent."""
+        """The placement in which a tensor arrives at the operators of a stage; one that is P is reduced before it is
+        sent."""
         maker = self.graph.producer[name]
         home = self.home[maker]
         slot = self.graph.operators[maker].outputs.index(name)
@@ -407,7 +414,8 @@ class Recount:
         return tensor.elements.at(chunk.samples) * element / parts
 
     def _written(self, chunk: Chunk, index: int) -> float:
-        """Bytes of the results that an operator writes to memory; of a loss, half of what it makes of its scores."""
+        """Bytes of the results that an operator writes to memory; for a loss, half of the bytes that it computes from
+        its scores."""
         op, inside = self.graph.operators[index], self._inside(index)
         if not op.is_live:
             return 0.0

@@ -38,7 +38,7 @@ WholeOrSplit = Mapping[Placed, int | None]
 
 
 class Model:
-    """A problem's graph as the rules need it, analysed once.
+    """The facts about a problem's graph, each computed once.
 
     Attributes:
         position: name of an operator -> its index in the graph.
@@ -61,7 +61,7 @@ class Model:
         self._legal: dict[int, WholeOrSplit] = {}
 
     def crossing(self, end: int) -> frozenset[str]:
-        """The tensors that depend on data and cross in front of an operator."""
+        """The tensors that depend on data and cross a cut before an operator."""
         graph = self.graph
         return frozenset(
             name
@@ -73,19 +73,21 @@ class Model:
 
     @functools.cached_property
     def crossings(self) -> frozenset[frozenset[str]]:
-        """What crosses at each legal cut."""
+        """The set of tensors that cross each legal cut."""
         return frozenset(frozenset({cut.boundary, *cut.beside}) for cut in find_cuts(self.graph).values())
 
     @property
     def carried(self) -> frozenset[str]:
-        """Tensors that may cross a cut between stages beside the one that must."""
+        """Tensors that may cross a cut between stages beside its boundary tensor."""
         return self.blocks.carried
 
     @functools.cached_property
     def layers(self) -> frozenset[int]:
-        """Numbers of the units that are in layers, as trainers count them: those that the model has several times, and
-        next to them units with as much attention, alone or with what follows them, if operands and results have the
-        shapes of theirs."""
+        """Numbers of the units that are in layers, as trainers count them.
+
+        These are the units that the model has several times. A neighbouring unit is a layer too if it has as many
+        attentions, alone or together with the unit after it, and the same shapes of operands and results.
+        """
         units, groups = self.blocks.units, fused_groups(self.graph)
         heads = Counter(self.unit_of.get(min(group.members)) for group in groups if group.kind == "attention")
         times = Counter(unit.structure for unit in units)
@@ -106,7 +108,7 @@ class Model:
         return frozenset(found)
 
     def crossing_shapes(self, number: int) -> tuple[tuple[int, ...] | None, ...]:
-        """The shapes of what crosses into a unit and out of it; None where nothing does."""
+        """The shapes of the tensors that cross into a unit and out of it; None if there is no such tensor."""
         into = self.blocks.units[number - 1].boundary if number else None
         both = into, self.blocks.units[number].boundary
         return tuple(None if name is None else self.graph.tensors[name].shape for name in both)
@@ -142,7 +144,7 @@ class Model:
             found = dict(_allowed(op.rule))
             carries = [self._is_data(name) for name in op.inputs]
             if op.kind == "Add" and len(op.inputs) == 2 and sum(carries) == 1:
-                # A bias is added on the first rank only: the sum remains partial, and the bias never is.
+                # A bias is added on the first rank only: the sum stays P, but the bias itself is never P.
                 found.pop(Placed(inputs=("P", "P"), outputs=("P",)), None)
                 found[Placed(inputs=tuple("P" if c else "B" for c in carries), outputs=("P",))] = None
             self._legal[index] = found
@@ -163,7 +165,7 @@ class Model:
             ]
 
     def is_uneven(self, index: int) -> bool:
-        """Whether ranks may share dims of an operator unevenly; those of targets do so outside of the layers alone."""
+        """Whether dims of an operator may be split unevenly; with a target only outside of layers."""
         target = self.problem.target
         return target is None or (target.uneven and self.times[self.blocks.units[self.unit_of[index]].type] == 1)
 

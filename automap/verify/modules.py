@@ -1,8 +1,8 @@
-"""Rules about targets that train whole modules: placements change at the borders of modules alone.
+"""Rules about targets that shard whole modules: placements may change only at the inputs and outputs of modules.
 
 A layer is a module with weights of its own and of at most two dims: a linear layer, an embedding or a norm. All other
-operators are the user's code, which runs on what a rank has: what enters a module may change if all of it reads it in
-one way.
+operators are the user's code, which runs on the local tensors of a rank. The placement of a tensor may change at the
+input of a module if all of its operators require the same placement.
 """
 
 from __future__ import annotations
@@ -43,9 +43,8 @@ def check_modules(chunks: Sequence[Chunk], model: Model, target: Target) -> Iter
 
 
 def _parts_again(chunks: Sequence[Chunk], model: Model, target: Target) -> Iterator[Violation]:
-    """Operators that run again though their layers do not as a whole, or that are code of a module of several units.
-
-    The loss may run again alone.
+    """Operators that are recomputed although their layer is not recomputed as a whole, or that are code of a module
+    which has several units. The loss may be recomputed alone.
     """
     operators = model.graph.operators
     again = frozenset[int]().union(*(chunk.again for chunk in chunks))
@@ -68,7 +67,7 @@ def _parts_again(chunks: Sequence[Chunk], model: Model, target: Target) -> Itera
 
 
 def _faults(chunk: Chunk, model: Model, axis: str, inside: frozenset[str]) -> Iterator[str]:
-    """What modules cannot run as the plan says on an axis."""
+    """Texts about the placements on an axis that modules cannot run."""
     for index in chunk.operators:
         op = model.graph.operators[index]
         if not op.is_live:
@@ -108,7 +107,7 @@ def _leaves_batch(chunk: Chunk, model: Model, index: int, axis: str) -> bool:
 
 
 def _finer(chunk: Chunk, model: Model, index: int, axis: str) -> str:
-    """What code cannot do of the placements of an operator; empty where it can."""
+    """The reason why the user's code cannot run an operator with its placements; empty if it can."""
     op, placed = model.graph.operators[index], chunk.placed[index][axis]
     number = model.legal(index)[placed]
     if op.outputs[0] == model.graph.outputs[-1]:
@@ -136,7 +135,8 @@ def _is_constant(model: Model, name: str) -> bool:
 
 
 def _changes(chunk: Chunk, model: Model, index: int, axis: str, inside: frozenset[str]) -> str:
-    """Which result of an operator is read by code in another placement than it has, or in several."""
+    """Text about a result of an operator that code requires in another placement than it has, or in several; empty if
+    there is none."""
     op = model.graph.operators[index]
     for position, name in enumerate(op.outputs):
         held = chunk.placed[index][axis].outputs[position]
@@ -148,7 +148,8 @@ def _changes(chunk: Chunk, model: Model, index: int, axis: str, inside: frozense
 
 
 def _enters(scope: str, maker: str, readers: Set[tuple[str, str, bool]]) -> bool:
-    """Whether a tensor enters some module around a reader in one way alone, and is made outside of it."""
+    """Whether a reader is in a module in which all readers require the same placement of a tensor, and which does not
+    make the tensor."""
     for path in itertools.accumulate(scope.split("."), "{}.{}".format):
         ways = {(text, partial) for other, text, partial in readers if f"{other}.".startswith(f"{path}.")}
         if path and len(ways) == 1 and not f"{maker}.".startswith(f"{path}."):
@@ -157,7 +158,8 @@ def _enters(scope: str, maker: str, readers: Set[tuple[str, str, bool]]) -> bool
 
 
 def _readers(chunk: Chunk, model: Model, name: str, axis: str) -> Iterator[tuple[str, str, bool]]:
-    """The scopes of the operators in a stage that read a tensor, how they do, and whether its gradient is partial."""
+    """For each operator in a stage that reads a tensor: its scope, the placement that it requires, and whether the
+    gradient that it produces is P."""
     for reader in model.graph.consumers[name]:
         op = model.graph.operators[reader]
         if reader in chunk.placed and op.is_live:

@@ -1,4 +1,4 @@
-"""What a rank holds in one moment of a step, counted piece by piece. Units: bytes."""
+"""The memory of a rank in one moment of a step, counted piece by piece. Units: bytes."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moment:
-    """Bytes of what is held, as an array of three numbers: the least estimate that counts as right, the count of this
-    module, and the largest estimate that counts as right."""
+    """Bytes in memory, each as an array of three numbers: the least estimate that is accepted, the count of this
+    module, and the largest estimate that is accepted."""
 
     activations: Floats
-    """Saved activations, and what is alive while a unit is recomputed."""
+    """Saved activations, and those of a unit that is being recomputed."""
     gradients: Floats
     """Gradients."""
     working: Floats
-    """What a pass needs besides."""
+    """Bytes that a pass needs besides."""
 
     @property
     def total(self) -> Floats:
-        """All of it."""
+        """The sum of all three."""
         found: Floats = self.activations + self.gradients + self.working
         return found
 
     @staticmethod
     def fullest(some: Sequence[Moment]) -> Moment:
-        """Each of the three numbers of the moment in which it is largest."""
+        """For each of the three numbers, the moment in which its total is largest."""
         best = np.argmax([one.total for one in some], axis=0)
 
         activations, gradients, working = (
@@ -61,10 +61,10 @@ class Moment:
 
 
 class Pieces:
-    """The bytes of the pieces that units need, which are added one after another.
+    """The bytes of the pieces of units, which are added one after another.
 
     Args:
-        carried: tensors that stages hand on, or what they are views of.
+        carried: tensors that stages hand on; for views, the tensors that they are views of.
         viewed: tensors that have views.
     """
 
@@ -79,11 +79,11 @@ class Pieces:
 
         Args:
             kept: the pieces that it needs.
-            most: the pieces that the price may take it to need.
+            most: the pieces that the price may count.
         """
         for piece in kept - self._known:
             self._counted += piece.size
-            # Views of one size may be the same memory. Of a carried tensor the price may keep nothing.
+            # Views of equal size may be the same memory. The price may count no bytes of a carried tensor.
             same = (piece.root, piece.size)
             if piece.root not in self._carried and not (piece.root in self._viewed and same in self._sizes):
                 self._low += piece.size
@@ -92,7 +92,7 @@ class Pieces:
         self._high += sum(piece.whole if piece.root in self._carried else piece.size for piece in most)
 
     def leave_out(self, pieces: set[Piece]) -> None:
-        """Pieces that are in memory anyway, which units that are added later do not count."""
+        """Marks pieces as already in memory; units that are added later do not count them."""
         self._known |= pieces
         self._sizes |= {(piece.root, piece.size) for piece in pieces}
 
@@ -102,7 +102,7 @@ class Pieces:
 
 
 class Gradients:
-    """The bytes of the gradients that the backward passes of units make, which are added one after another.
+    """The bytes of the gradients that the backward passes of units allocate; units are added one after another.
 
     Args:
         size: the bytes of one gradient.

@@ -63,7 +63,7 @@ def held_parameters(operators: Iterable[int], home: Mapping[int, Chunk], model: 
             seen.add(use)
             chunk = home[index]
             live = [axis for axis, size in chunk.sizes.items() if size > 1]
-            # A parameter that is read as a partial sum is whole: one rank uses it, the others use zeros.
+            # A parameter that is read as P is held whole: the first rank reads it, the others read zeros.
             place = {a: chunk.placed[index][a].inputs[slot].replace("P", "B") for a in live}
             unlike: frozenset[str] = frozenset()
             readers: tuple[int, ...] = ()

@@ -206,9 +206,9 @@ def remainders(
 
     Args:
         model: the model, with its sharding rules.
-        index: of the operator.
-        placed: by name of an axis, what the operator does on it.
-        sizes: number of ranks by name of an axis.
+        index: index of the operator.
+        placed: name of an axis -> placements of the operator on it.
+        sizes: name of an axis -> number of ranks.
         samples: size of the batch factor.
     """
     rule = model.graph.operators[index].rule
@@ -228,7 +228,7 @@ def remainders(
 
 
 def uneven(chunk: Chunk, model: Model) -> Iterator[Violation]:
-    """The splits of a stage that its ranks cannot share."""
+    """The splits of a stage that do not divide evenly over its ranks."""
     shares = tuple(dict.fromkeys(chunk.shares))  # of each rank, mostly the same
     for index, placed in chunk.placed.items():
         left = [remainders(model, index, placed, chunk.sizes, samples) for samples in shares]

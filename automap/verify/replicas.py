@@ -13,7 +13,7 @@ AVERAGED_BYTES = 4.0
 
 
 def check_replicas(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[Violation]:
-    """Whether the ranks of the first batch axis can take steps by themselves, where the plan says that they do.
+    """Checks that the ranks of the first batch axis can take steps without communication, if the plan averages them.
 
     Args:
         plan: a plan that is sound in structure.
@@ -45,7 +45,7 @@ def check_replicas(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterato
 
 
 def _tie(home: Mapping[int, Chunk], index: int, axis: str, model: Model) -> str | None:
-    """What an operator exchanges between replicas, as a message; None if nothing."""
+    """Text about the communication of an operator between replicas; None if there is none."""
     graph, placed = model.graph, home[index].placed[index][axis]
     op = graph.operators[index]
     for name, read in zip(op.inputs, placed.inputs, strict=True):

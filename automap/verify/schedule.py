@@ -1,4 +1,4 @@
-"""Rules about the schedule: the order of each rank, derived afresh for every kind, and run with queues between ranks.
+"""Rules about the schedule: the order of each rank, derived here for every kind, and run with queues between ranks.
 
 An action is (letter, stage, micro-batch): F forward, B backward, or I and W, the gradients of inputs and of weights.
 """
@@ -91,7 +91,7 @@ def _zero_bubble(rank: int, ranks: int, depth: int, count: int) -> list[Action]:
 
 
 def check_order(plan: Plan) -> Iterator[Violation]:
-    """Whether every pass is present once, on its own rank, and no rank waits forever."""
+    """Checks that every pass is present once and on its own rank, and that no rank waits forever."""
     try:
         orders = rank_orders(plan)
     except ValueError as fault:
@@ -129,7 +129,7 @@ def _complete(plan: Plan, orders: Sequence[Sequence[Action]]) -> Iterator[Violat
 
 
 def _run(orders: Sequence[Sequence[Action]], chunks: int) -> Iterator[Violation]:
-    """Runs the lists of all ranks; what a pass sends waits in a queue of its receiver until it is used."""
+    """Runs the lists of all ranks; the result of a pass waits in a queue of its receiver until it is used."""
     lists = [deque(order) for order in orders]
     arrived: set[Action] = set()
     done: set[Action] = set()
@@ -167,8 +167,8 @@ def peaks(orders: Sequence[Sequence[Action]], kept: Mapping[int, float]) -> list
 
     Args:
         orders: the orders of `rank_orders`.
-        kept: stage -> the bytes that a micro-batch saves from its forward pass until its backward pass, or until W
-            where the gradients of weights are computed apart.
+        kept: stage -> the bytes that a micro-batch saves from its forward pass until its backward pass, or until W if
+            the gradients of weights are computed separately.
     """
     found = []
     for order in orders:

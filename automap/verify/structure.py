@@ -17,7 +17,8 @@ SHOWN = 3
 
 
 def check_structure(plan: Plan, model: Model) -> tuple[Violation, ...]:
-    """All faults that forbid a look at single operators; rules that depend on a broken rule are left out."""
+    """All faults of the plan as a whole; after these, single operators cannot be checked. Rules that depend on a broken
+    rule are left out."""
     own = model_ref(model.graph)
     if plan.model.sha256 != own.sha256:
         return (Violation("model.sha256", f"the plan is for {plan.model}, not for {own}"),)
@@ -148,7 +149,7 @@ def _flow(plan: Plan, model: Model) -> Iterator[Violation]:
 
 
 def _cuts(plan: Plan, model: Model) -> Iterator[Violation]:
-    """Between two stages crosses what crosses at a legal cut."""
+    """Checks that the tensors that cross between two stages are those of a legal cut."""
     for number, span in enumerate(_spans(plan, model)[:-1]):
         end = span.stop
         crossing = model.crossing(end)

@@ -16,15 +16,15 @@ from ir.adapters import adapters
 from ir.groups import fused_groups
 
 SIDES = {"batch": "data", "weights": "tensor", "positions": "context", "experts": "expert"}
-"""What operators split on an axis -> the kind of parallelism."""
+"""The dim that operators split on an axis -> the kind of parallelism."""
 LINEAR = ("MatMul", "Gemm", "Gather", "Add")
 """Kinds of the operators of linear layers, with their biases, and embeddings."""
 SMALL = 0.05
-"""Share of the largest operator's FLOPs up to which operators, such as routers, may do anything (assumed)."""
+"""Share of the largest operator's FLOPs up to which operators, such as routers, may have any placement (assumed)."""
 
 
 def check_target(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[Violation]:
-    """What the configuration of the target cannot express."""
+    """The parts of a plan that the configuration of the target cannot express."""
     target = model.problem.target
     if target is None:
         return
@@ -78,7 +78,7 @@ def _has_several_kinds(model: Model, target: Target) -> bool:
 
 
 def _modes(chunks: Sequence[Chunk], model: Model, target: Target) -> Iterator[Violation]:
-    """Pipeline ranks of several recompute modes, and equal blocks of a stage of which not all are computed again."""
+    """Pipeline ranks with several recompute modes, and equal blocks of a stage of which only some are recomputed."""
     modes = {}
     for chunk in chunks:
         layers = layer_operators(chunk, model)
@@ -94,7 +94,7 @@ def _modes(chunks: Sequence[Chunk], model: Model, target: Target) -> Iterator[Vi
 
 
 def _mixed(chunk: Chunk, model: Model, target: Target) -> Iterator[Violation]:
-    """Equal blocks of a stage of which not all are computed again alike."""
+    """Equal blocks of a stage that differ in their recomputation."""
     again: dict[int, set[frozenset[int]]] = {}
     for number in dict.fromkeys(model.unit_of[i] for i in chunk.operators):
         unit = model.blocks.units[number]
@@ -126,7 +126,7 @@ def _unlike(plan: Plan, chunks: Sequence[Chunk], target: Target, ranks: int) -> 
 
 
 def _pattern(chunk: Chunk, model: Model, target: Target, ranks: int) -> Iterator[Violation]:
-    """Axes on which the layers of a stage do not all do the same, or something that has no degree."""
+    """Axes on which the layers of a stage differ, or split a dim for which the target has no degree."""
     split = {axis: _side(chunk, model, axis) for axis in _live(chunk)}
     every = {side for sides in split.values() for side in sides} | ({"pipeline"} if ranks > 1 else set())
     for pair in target.apart:
@@ -146,8 +146,8 @@ def _pattern(chunk: Chunk, model: Model, target: Target, ranks: int) -> Iterator
 
 
 def _side(chunk: Chunk, model: Model, axis: str) -> set[str]:
-    """The kinds of parallelism that products with weights take on an axis: those in the layers of a stage, or all of
-    them in a model that has no layer twice. Adapters may be whole where their layer is split."""
+    """The kinds of parallelism of products with weights on an axis: of those in the layers of a stage or, in a model
+    without repeated layers, of all. Adapters may be whole if their layer is split."""
     large = SMALL * max(op.forward_flops.at(1) for op in model.graph.operators)
     times = Counter(unit.type for unit in model.blocks.units)
     layers = [range(unit.start, unit.stop) for unit in model.blocks.units if times[unit.type] > 1]
@@ -195,7 +195,7 @@ def _weights(chunk: Chunk, model: Model, target: Target, axis: str) -> Iterator[
 
 
 def _norms(chunk: Chunk, model: Model, target: Target, axis: str) -> Iterator[Violation]:
-    """Normalisations in layers that are split on an axis of weights as the target has them not."""
+    """Normalisations in layers whose placement on an axis of tensor parallelism the target does not have."""
     for index in layer_operators(chunk, model):
         op = model.graph.operators[index]
         made = model.graph.tensors[op.outputs[0]]
