@@ -17,13 +17,13 @@ GBPS = 1e9 / 8
 def draw(problem: GnnProblem, iterations: int, rng: np.random.Generator) -> GnnArrays:
     """Draws volumes and times of some iterations.
 
-    What has a trace takes its values from the same iterations of the trace, so that what was large together stays so:
-    consecutive ones from a random one on. All else is drawn independently from lognormal distributions.
+    Quantities with a trace take their values from the same consecutive iterations of the trace, from a random one on,
+    so that their correlation is kept. All other quantities are drawn independently from lognormal distributions.
 
     Args:
         problem: the problem.
-        iterations: how many iterations.
-        rng: where randomness comes from.
+        iterations: number of iterations.
+        rng: random numbers.
     """
     flows, tasks = problem.flows, problem.tasks
     first = int(rng.integers(1 << 30))
@@ -39,7 +39,7 @@ def draw(problem: GnnProblem, iterations: int, rng: np.random.Generator) -> GnnA
             fed[numbers[flow.source]].append(numbers[flow.target])
     out_begin, out_flows = _by(source, len(tasks))
     in_begin, in_flows = _by(target, len(tasks))
-    # Parameters of one server wait for each other, as do all flows into any other task.
+    # A group (coflow) consists of all flows from one server, or of all flows into any other task.
     groups = np.where(is_server[source], len(tasks) + source, target) if len(flows) else source
     return GnnArrays(
         rate_out=np.array([machine.nic_out_Gbps * GBPS for machine in problem.machines]),

@@ -1,6 +1,6 @@
-"""Graphs to profile: made with a power law of degrees, or read from an edge list; their partitions and samples.
+"""Graphs to profile: random ones with a power law of degrees, or read from an edge list; their partitions and samples.
 
-A graph is a symmetric CSR matrix of ones. pymetis partitions it where it is installed; otherwise nodes are assigned
+A graph is a symmetric CSR matrix of ones. pymetis partitions it if it is installed; otherwise nodes are assigned
 greedily, in the order of a breadth-first search (linear deterministic greedy, Stanton and Kliot, KDD 2012).
 """
 
@@ -27,7 +27,7 @@ MIXING = 0.2
 COMMUNITY = 500
 """Nodes of a community of a made-up graph (assumed)."""
 MOST_EDGES = 200_000_000
-"""Edges of a file up to which it is read: some gigabytes of memory."""
+"""Largest number of edges in a file, which need some gigabytes of memory (assumed)."""
 
 
 def power_law_graph(nodes: int, degree: float, rng: np.random.Generator) -> Graph:
@@ -160,7 +160,7 @@ def sample_hops(
 
 
 def sample(graph: Graph, seeds: Ints, fan_outs: Sequence[int], rng: np.random.Generator) -> Ints:
-    """[...] the different nodes of a mini-batch: its seeds, and neighbours of neighbours; see `sample_hops`."""
+    """[...] the distinct nodes of a mini-batch: its seeds and all sampled neighbours, see `sample_hops`."""
     found = np.unique(seeds)
     for _, tails in sample_hops(graph, seeds, fan_outs, rng):
         found = np.union1d(found, tails)

@@ -1,4 +1,4 @@
-"""A plan as a launch list: which process runs which role on which host, with the environment that a framework reads.
+"""A plan as a launch list: the role and the host of each process, with the environment variables of a framework.
 
 Both frameworks start samplers as children of a trainer on its host. Where a plan places a sampler elsewhere, the list
 names it as a process of its own, which needs sampling on remote hosts (GraphLearn's server mode); `warnings` says so.
@@ -21,7 +21,7 @@ MASTER_PORT = "29500"
 
 
 def launch_list(plan: GnnPlan, problem: GnnProblem, style: Style) -> dict[str, Any]:
-    """The processes of a plan, store by store, then workers by rank, their samplers, and parameter servers.
+    """The processes of a plan: stores, then workers by rank, their samplers, and parameter servers.
 
     Args:
         plan: a plan for `problem`.
@@ -85,7 +85,7 @@ def _shared_environment(plan: GnnPlan, by_role: Mapping[Role, Sequence[str]], st
 def _of_role(
     task: Task, plan: GnnPlan, problem: GnnProblem, by_role: Mapping[Role, Sequence[str]], style: Style
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """What the list says of a process, and the variables that it has, because of the role of its task."""
+    """The entries of the list for a process that depend on the role of its task, and its environment variables."""
     is_dgl = style == "dgl"
     if task.role == "store":
         partition = by_role["store"].index(task.name)

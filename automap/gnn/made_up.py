@@ -1,7 +1,7 @@
 """Problems made from a few numbers: the clusters and data sets of the paper's evaluation, as far as they are known.
 
-Sizes of the data sets are facts; how many nodes a mini-batch holds, how long tasks compute and how much of a
-mini-batch lies on the own machine are assumed, since the paper's own figures could not be read. `profile.py` measures
+The sizes of the data sets are known. The number of nodes of a mini-batch, the compute times of tasks and the share of a
+mini-batch on the own machine are assumed, since the paper does not state them in readable form. `profile.py` measures
 them on a real graph.
 """
 
@@ -17,12 +17,12 @@ from automap.gnn.problem import Amount, Flow, GnnProblem, Machine, Task
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataSet:
-    """A graph as its mini-batches see it."""
+    """The sizes of a graph that determine its mini-batches."""
 
     features: int
-    """Numbers of a node, 4 bytes each."""
+    """Features of a node, of 4 bytes each."""
     nodes: float
-    """Different nodes in the mini-batch of one worker: 1,000 seeds with fan-outs 15, 10 and 5 (assumed)."""
+    """Distinct nodes in the mini-batch of one worker: 1,000 seeds with fan-outs 15, 10 and 5 (assumed)."""
     hidden: int = 256
     """Width of a GraphSAGE of three layers, whose parameters the servers hold."""
     classes: int = 47
@@ -60,7 +60,7 @@ class Shape:
     reads: int | None = None
     """Stores that a sampler reads from; None = all."""
     own_share: float = 0.5
-    """Share of the features that lie in the partition that a worker's seeds are of (assumed)."""
+    """Share of the features in the same partition as the worker's seeds (assumed)."""
     spread: float = 0.3
     """Standard deviation of volumes and times as a share of their means."""
     train_s: float = 0.06
@@ -76,7 +76,7 @@ def make_problem(shape: Shape, seed: int = 0) -> GnnProblem:
 
     Args:
         shape: its sizes.
-        seed: seed of what the machines have, and of which partitions the workers' seeds are of.
+        seed: seed for the resources of the machines, and for the partitions of the workers' seeds.
 
     Raises:
         ProblemError: the data set is unknown.

@@ -1,4 +1,4 @@
-"""The plan document `automap.gnn-plan/1`: where tasks run, in which order flows are served, and what that takes."""
+"""The plan document `automap.gnn-plan/1`: the machine of each task, the order of the flows, and the predicted time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Schedule = Literal["priority", "fifo", "fair", "srpt", "coflow"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProblemRef:
-    """Which problem the plan is for."""
+    """The problem that the plan is for."""
 
     name: str
     """Name of the problem; the digest decides."""
@@ -35,7 +35,7 @@ class ProblemRef:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GnnEstimate:
-    """What an iteration takes, simulated on volumes that the search has not seen."""
+    """The predicted time of an iteration, simulated with other volumes than those of the search."""
 
     iteration_s: Seconds
     """Makespan over the number of iterations, mean over the draws."""
@@ -44,9 +44,9 @@ class GnnEstimate:
     high_s: Seconds
     """The same of the slowest draws: 95th percentile."""
     lower_bound_s: Seconds
-    """What no order of the flows goes below with this placement; mean over the draws."""
+    """Lower bound for this placement under any order of the flows; mean over the draws."""
     bound_by: Bound
-    """What the bound comes from."""
+    """The cause of the lower bound."""
     iterations: int
     """Iterations of a draw."""
     draws: int
@@ -58,7 +58,7 @@ class GnnSearch:
     """How the plan was found."""
 
     searcher: str
-    """Which part of the search found the placement."""
+    """The part of the search that found the placement."""
     evaluations: int
     """Number of simulated placements."""
     seconds: float
@@ -66,7 +66,7 @@ class GnnSearch:
     seed: int
     """Seed of all random choices."""
     is_optimal: bool
-    """Whether every feasible placement was compared, on the volumes of the search and with flows by critical path."""
+    """Whether all feasible placements were compared, with the volumes of the search and flows by critical path."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,13 +84,14 @@ class GnnPlan:
     priorities: tuple[tuple[str, str], ...]
     """Source and target of the flows, the most urgent first; a flow of an earlier iteration is served before."""
     estimate: GnnEstimate
-    """What an iteration is predicted to take."""
+    """The predicted time of an iteration."""
     against: Mapping[str, Seconds]
-    """Placement by a simple rule, with the best schedule for it -> seconds of an iteration, on the same volumes."""
+    """Name of a simple rule for placements -> seconds of an iteration with it and its best schedule, for the same
+    volumes."""
     search: GnnSearch
     """How the plan was found."""
     why: tuple[str, ...] = ()
-    """Where the time of an iteration goes, in sentences."""
+    """Sentences about the parts of the time of an iteration."""
 
     @staticmethod
     def from_json(document: object, *, path: str = "plan") -> GnnPlan:

@@ -23,12 +23,12 @@ PAIRS: Mapping[tuple[Role, Role], int] = {
     ("worker", "server"): 0,
     ("server", "worker"): 1,
 }
-"""Roles that a flow may connect -> by how many iterations its use lies after its source, unless the flow says so."""
+"""Roles that a flow may connect -> default of `Flow.lag`."""
 RESOURCES = ("gpus", "cpus", "memory_GiB")
-"""What tasks demand of machines; in this order in arrays."""
+"""Resources that tasks demand from machines, in the order of arrays."""
 Bound = Literal["critical path", "sending", "receiving"]
 BOUNDS: tuple[Bound, ...] = ("critical path", "sending", "receiving")
-"""What a lower bound on the time of a placement comes from, see `automap.gnn.simulator.Simulator.bounds`."""
+"""The lower bounds on the time of a placement, see `automap.gnn.simulator.Simulator.bounds`."""
 MAX_MACHINES, MAX_TASKS, MAX_FLOWS, MAX_TRACE = 1024, 16_384, 262_144, 100_000
 """Largest counts that are read; assumed: far above the clusters of the literature (tens of machines)."""
 
@@ -103,16 +103,17 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flow:
-    """What one task sends another in every iteration."""
+    """The data that one task sends to another in every iteration."""
 
     source: str
     """Name of the task that sends."""
     target: str
     """Name of the task that receives."""
     bytes: Amount
-    """What is sent in one iteration."""
+    """Bytes that are sent in one iteration."""
     lag: Annotated[int, Range(0, 8)] | None = None
-    """Iterations by which the use lies after the source; null = 1 from a parameter server to a worker, else 0."""
+    """Number of iterations from the one that sends to the one that uses the data; null = 1 from a parameter server to a
+    worker, else 0."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,7 +129,7 @@ class GnnProblem:
     tasks: Annotated[tuple[Task, ...], Items(MAX_TASKS)]
     """The processes of the training."""
     flows: Annotated[tuple[Flow, ...], Items(MAX_FLOWS)]
-    """What they send each other, at most one flow from one task to another."""
+    """The data that they send each other; at most one flow from one task to another."""
     prefetch: Annotated[int, Range(0, 64)] = 1
     """Mini-batches that a sampler may prepare beyond the one that its worker trains on."""
 
@@ -165,7 +166,7 @@ class GnnProblem:
         return found
 
     def lags(self) -> list[int]:
-        """[flows] iterations by which the use of each flow lies after its source."""
+        """[flows] the lag of each flow, see `Flow.lag`."""
         roles = {task.name: task.role for task in self.tasks}
         return [PAIRS[roles[f.source], roles[f.target]] if f.lag is None else f.lag for f in self.flows]
 
@@ -201,7 +202,7 @@ class GnnProblem:
         return found
 
     def _check_traces(self) -> None:
-        """All traces are of the same iterations, so that what is large together stays so."""
+        """Checks that all traces have the same length: they are values of the same iterations."""
         lengths = {
             f"{field}[{number}].{name}.trace": len(amount.trace)
             for field, things, name in (("tasks", self.tasks, "time_s"), ("flows", self.flows, "bytes"))
@@ -215,7 +216,7 @@ class GnnProblem:
                 raise _wrong("traces have different lengths", field, length, repair)
 
     def _check_room(self) -> None:
-        """Every task fits on a machine beside the tasks that must run there."""
+        """Checks that every task fits on some machine beside the tasks that must run there."""
         left = {m.name: [getattr(m, resource) for resource in RESOURCES] for m in self.machines}
         for number, task in enumerate(self.tasks):
             if task.machine is None:

@@ -1,7 +1,7 @@
-"""A problem profiled from a graph: it is partitioned and sampled, and what crosses in every iteration is counted.
+"""A problem profiled from a graph: the graph is partitioned and sampled, and the bytes of each iteration are counted.
 
-Volumes become traces, so that what is large in one iteration stays together. Times of computing are stated, or measured
-on this host, which may not have the devices of the cluster.
+Volumes become traces, which keeps their correlation within an iteration. Compute times are stated, or measured on this
+host, which may have other devices than the cluster.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ class Setting:
 
     @property
     def widths(self) -> tuple[int, int, int]:
-        """Numbers of a node, see `automap.gnn.training_time.linear_sizes`."""
+        """Widths of the network, see `automap.gnn.training_time.linear_sizes`."""
         return self.features, self.hidden, self.classes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profiled:
-    """A profiled problem, and what was seen on the way."""
+    """A profiled problem, with figures from its profile."""
 
     problem: GnnProblem
     nodes: int
@@ -71,17 +71,17 @@ class Profiled:
     cut: float
     """Share of the edges that connect two parts."""
     batch_nodes: float
-    """Nodes of a worker's mini-batch in the mean; those that several samplers found count several times."""
+    """Mean number of nodes of a worker's mini-batch; nodes that several samplers found count several times."""
     own_share: float
-    """Share of them that lie in the partition of their seeds."""
+    """Share of them in the partition of their seeds."""
     measured: str = ""
-    """What was measured of computing, in words."""
+    """Text about the measured compute times; empty if none were measured."""
 
 
 def profile_graph(graph: Graph, setting: Setting, rng: np.random.Generator) -> Profiled:
-    """Partitions a graph, samples mini-batches of every worker, and makes the problem of them.
+    """Partitions a graph, samples mini-batches for every worker, and builds the problem from them.
 
-    The seeds of a worker are of one partition, and workers take turns over the partitions, as in DistDGL.
+    The seeds of a worker are from one partition, and workers are assigned to partitions in turn, as in DistDGL.
 
     Args:
         graph: the graph.
@@ -97,7 +97,7 @@ def profile_graph(graph: Graph, setting: Setting, rng: np.random.Generator) -> P
         raise ProblemError(
             "more machines than nodes of the graph", field="machines", value=setting.machines, repair=repair
         )
-    # Before minutes of sampling, with equal parts: what has no room without mini-batches has none with them.
+    # An early check before minutes of sampling, with equal parts and without mini-batches.
     nothing = np.zeros((1, setting.workers, setting.samplers, setting.machines))
     mean_GiB = np.full(setting.machines, _stored_bytes(nodes, graph.nnz, setting) / setting.machines / GIB)  # noqa: N806
     no_time = np.zeros(nothing.shape[:3])
@@ -147,10 +147,10 @@ def profile_graph(graph: Graph, setting: Setting, rng: np.random.Generator) -> P
 
 
 def _check_room(problem: GnnProblem) -> None:
-    """Refuses tasks that together demand more than all machines have; `GnnProblem` looks at each alone.
+    """Checks that all machines together have the resources of all tasks; `GnnProblem` checks each task alone.
 
     Raises:
-        ProblemError: names what is short.
+        ProblemError: names the resource that is short.
     """
     for resource in RESOURCES:
         there, demanded = (
@@ -166,7 +166,7 @@ def _check_room(problem: GnnProblem) -> None:
 
 
 def _homes(setting: Setting) -> list[int]:
-    """[workers] the partition that the seeds of each are of."""
+    """[workers] the partition of the seeds of each worker."""
     return [worker % setting.machines for worker in range(setting.workers)]
 
 
@@ -187,11 +187,11 @@ def _problem(
     seconds: tuple[np.ndarray, np.ndarray],
     stored_GiB: np.ndarray,  # noqa: N803
 ) -> GnnProblem:
-    """The problem of what was sampled. A store holds its part of the graph, a sampler and a worker a mini-batch.
+    """The problem with the sampled volumes. A store holds its part of the graph, a sampler and a worker a mini-batch.
 
     Args:
         count: [iterations, workers, samplers, machines] numbers of nodes.
-        home: [workers] the partition that the seeds of each are of.
+        home: [workers] the partition of the seeds of each worker.
         setting: cluster and training.
         seconds: [iterations, workers] of training, and [iterations, workers, samplers] of sampling.
         stored_GiB: [machines] memory of each part of the graph.
@@ -248,7 +248,7 @@ def parse_made_up(text: str) -> tuple[int, float]:
     """Nodes and mean degree of a text such as `100000x15`.
 
     Raises:
-        ProblemError: the text says something else.
+        ProblemError: the text has another form.
     """
     nodes, _, degree = text.partition("x")
     try:
@@ -262,7 +262,7 @@ def parse_made_up(text: str) -> tuple[int, float]:
 
 
 def summary(found: Profiled) -> Mapping[str, str]:
-    """What a profile found, in words."""
+    """The figures of a profile, in words."""
     return {
         "graph": f"{found.nodes:,} nodes, {found.edges:,} edges",
         "parts": f"by {found.partitioner}, {found.cut:.0%} of the edges are cut",

@@ -1,4 +1,4 @@
-"""The simulator as Python calls it: makespan, bounds, the order of flows and the stretches of constant rates."""
+"""The Python interface of the simulator: makespan, bounds, the order of flows, and their rates over time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POLICIES = simulation.POLICIES
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A time in which a flow had one rate."""
+    """An interval of time in which a flow had one rate."""
 
     begin_s: float
     end_s: float
@@ -30,10 +30,10 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a simulation found."""
+    """The result of a simulation."""
 
     end_s: Floats
-    """[iterations] when the last task ended each."""
+    """[iterations] when the last task ended each iteration."""
     stretches: tuple[Stretch, ...]
     """Every flow's rates over time, if they were asked for."""
 
@@ -64,7 +64,8 @@ class Simulator:
         """[tasks] machine that a task must run on, or -1."""
 
     def ranks(self, place: Ints) -> Ints:
-        """[flows] the order `priority` of a placement, the most urgent 0; `place` [tasks] is the machine of a task."""
+        """[flows] the order `priority` of a placement, the most urgent 0; `place`, [tasks], is the machine of each
+        task."""
         found = np.empty(len(self.arrays.source), dtype=np.int64)
         bounds.critical_ranks(self.arrays, place, found)
         return found
@@ -76,7 +77,7 @@ class Simulator:
             place: [tasks] machine of each task.
             policy: one of `POLICIES`.
             ranks: [flows] order of the flows; None = `ranks(place)`. Only `priority` uses it.
-            log: most stretches to keep.
+            log: largest number of stretches that are stored.
 
         Raises:
             ProblemError: there is no such policy.
@@ -102,7 +103,7 @@ class Simulator:
         return found
 
     def fits(self, place: Ints) -> bool:
-        """Whether no machine holds more than it has room for, and pinned tasks are where they must be."""
+        """Whether every machine has the resources of its tasks, and pinned tasks are on their machines."""
         used = np.zeros_like(self.room)
         np.add.at(used, place, self.demands)
         is_there = (self.pinned < 0) | (self.pinned == place)

@@ -1,4 +1,4 @@
-"""How long this host trains on a mini-batch: a GraphSAGE with mean aggregation, forwards, backwards and its update."""
+"""The time of this host for a mini-batch: a GraphSAGE with mean aggregation; forward pass, backward pass and update."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from automap.arrays import Ints
 from automap.gnn.graphs import Graph, sample_hops
 
 BATCHES = 5
-"""Mini-batches that are measured, after one that warms up."""
+"""Mini-batches that are measured, after one for warm-up."""
 
 
 def linear_sizes(widths: Sequence[int], hops: int) -> list[tuple[int, int]]:
-    """[layers] inputs and outputs of the linear map of each layer, of a node beside the mean of its neighbours.
+    """[layers] inputs and outputs of the linear map of each layer; its input is a node and the mean of its neighbours.
 
     Args:
-        widths: numbers of a node: its features, after each layer but the last, and its classes.
-        hops: number of layers, one a hop.
+        widths: sizes of a node's vector: its features, the hidden width after each layer but the last, and its classes.
+        hops: number of layers, one for each hop.
     """
     sizes = [widths[0], *[widths[1]] * (hops - 1), widths[2]]
     return [(2 * sizes[n], sizes[n + 1]) for n in range(hops)]
@@ -28,14 +28,14 @@ def linear_sizes(widths: Sequence[int], hops: int) -> list[tuple[int, int]]:
 def seconds_a_node(
     graph: Graph, seeds: Sequence[Ints], fan_outs: Sequence[int], widths: Sequence[int], rng: np.random.Generator
 ) -> tuple[float, str]:
-    """Measures training on this host's accelerator, or on its processor where it has none.
+    """Measures training on this host's accelerator, or on its processor if it has none.
 
     Args:
         graph: the graph; features are random numbers.
         seeds: seeds of each mini-batch; the first one warms up.
         fan_outs: neighbours of a node, hop by hop; one layer a hop.
         widths: see `linear_sizes`.
-        rng: where samples come from.
+        rng: random numbers for the samples.
 
     Returns:
         Seconds for a node of a mini-batch, the median, and the name of the device.
@@ -73,7 +73,7 @@ def seconds_a_node(
 
 
 def _wait() -> None:
-    """Waits until an accelerator has done what it was given."""
+    """Waits until the accelerator has finished its work."""
     import torch
 
     if torch.accelerator.is_available():
@@ -83,13 +83,13 @@ def _wait() -> None:
 def _blocks(
     graph: Graph, seeds: Ints, fan_outs: Sequence[int], rng: np.random.Generator
 ) -> tuple[list[tuple[Ints, Ints, int]], int]:
-    """What each layer aggregates, from the first one on, and the number of nodes of the mini-batch.
+    """The edges over which each layer aggregates, from the first layer on, and the number of nodes of the mini-batch.
 
-    Nodes are numbered as they were found: seeds first, then those of each hop, so that the nodes which a layer computes
-    are the first ones of those that it reads.
+    Nodes are numbered in the order in which they were found: seeds first, then those of each hop. So the nodes that a
+    layer computes are the first ones of the nodes that it reads.
 
     Returns:
-        Of each layer [edges] nodes, [edges] their neighbours, and the number of nodes that it computes.
+        For each layer, [edges] nodes, [edges] their neighbours, and the number of nodes that it computes.
     """
     number = np.full(graph.shape[0], -1, dtype=np.int64)
     first = np.unique(seeds)
@@ -100,7 +100,7 @@ def _blocks(
         fresh = np.unique(tails[number[tails] < 0])
         number[fresh] = np.arange(count, count + len(fresh))
         count += len(fresh)
-        # Nodes of hops before keep the neighbours that were sampled for them.
+        # Nodes of earlier hops keep the neighbours that were sampled for them.
         edges.append((number[heads], number[tails]))
         blocks.append((np.concatenate([h for h, _ in edges]), np.concatenate([t for _, t in edges]), computed))
     return blocks[::-1], count

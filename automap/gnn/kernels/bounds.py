@@ -11,14 +11,14 @@ from automap.jit import borrowing, kernel
 
 @borrowing(float64(GNN, int64[::1], int64, float64), inner=True)
 def _wire_s(gnn, place, flow, volume):
-    """Seconds of a transfer that has both interfaces for itself."""
+    """Seconds of a transfer that uses both interfaces alone."""
     source, target = place[gnn.source[flow]], place[gnn.target[flow]]
     return 0.0 if source == target else volume / min(gnn.rate_out[source], gnn.rate_in[target])
 
 
 @kernel(void(GNN, int64[::1], int64[::1]))
 def critical_ranks(gnn, place, rank):
-    """Writes the order of flows within an iteration: first the one with the longest way to the iteration's end.
+    """Writes the order of flows within an iteration: first the one with the longest path to the iteration's end.
 
     Args:
         gnn: the problem.
@@ -47,8 +47,8 @@ def lower_bounds(gnn, place, bounds_s):
     Args:
         gnn: the problem.
         place: [tasks] machine of each task.
-        bounds_s: [3] written: the critical path where every transfer has both interfaces for itself; the longest that a
-            machine must send; the longest that a machine must receive.
+        bounds_s: [3] seconds, written: the critical path if every transfer uses both interfaces alone; the longest time
+            that a machine must send; the longest time that a machine must receive.
     """
     bounds_s[0] = _critical_path_s(gnn, place)
     sent, received = np.zeros(len(gnn.rate_out)), np.zeros(len(gnn.rate_in))

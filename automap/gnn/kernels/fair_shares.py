@@ -1,7 +1,7 @@
-"""Max-min fair shares: the narrowest interface is shared evenly among its flows, then the next.
+"""Max-min fair shares: the narrowest interface is divided evenly among its flows, then the next narrowest.
 
-Nearly all rates change whenever a flow comes or arrives, so they are found from nothing; flows are kept close together
-for it, in `State.active`.
+Whenever a flow begins or ends, nearly all rates change, so all are computed again. `State.active` has the active flows
+without gaps for that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from automap.jit import borrowing, kernel
 
 @borrowing(void(STATE, int64, int64), inner=True, forceinline=True)
 def _leave(state, number, at):
-    """Takes the flow at `at` in `active` from those of an interface."""
+    """Removes the flow at `at` in `active` from the flows of an interface."""
     interface, serving = state.interfaces[number], state.serving
     interface.served -= 1
     place = interface.first
@@ -35,7 +35,7 @@ def _join(state, number, at):
 
 @borrowing(void(STATE, int64), inner=True)
 def join_shares(state, flow):
-    """Lets a transfer share in the interfaces at its two ends."""
+    """Adds a transfer to the active flows, at the interfaces of both of its ends."""
     moment, row = state.moment[0], state.flows[flow]
     at = moment.active
     moment.active, moment.is_changed = at + 1, 1
@@ -47,7 +47,7 @@ def join_shares(state, flow):
 
 @borrowing(void(STATE, int64), inner=True)
 def leave_shares(state, at):
-    """Ends the sharing of the flow at `at` in `active`; the last one takes its place there."""
+    """Removes the flow at `at` from `active`; the last active flow is moved to its place."""
     moment, near, far = state.moment[0], state.active_near, state.active_far
     moment.active, moment.is_changed = moment.active - 1, 1
     last = moment.active
@@ -66,7 +66,7 @@ def leave_shares(state, at):
 
 @borrowing(void(STATE), inner=True, forceinline=True)
 def _settle(state):
-    """Takes note of what all flows have sent since rates changed last."""
+    """Subtracts the bytes that all flows have sent since the last change of rates."""
     moment, left, rate = state.moment[0], state.active_left, state.active_rate
     passed_s = moment.now - moment.settled_s
     for at in range(moment.active):
@@ -77,8 +77,8 @@ def _settle(state):
 
 @kernel(int64(float64[::1]), inner=True)
 def _least(values):
-    """Place of the least of some positive numbers."""
-    # Positive floats have the order of their bits as whole numbers, of which processors compare many at once.
+    """Index of the least of some positive numbers."""
+    # Positive floats are ordered as their bits are as integers, and processors compare many integers at once.
     bits = values.view(np.int64)
     least = bits[0]
     for number in range(len(bits)):
@@ -91,7 +91,7 @@ def _least(values):
 
 @kernel(void(STATE), inner=True)
 def share_fairly(state):
-    """Finds the rates of all flows, and which of them arrives first."""
+    """Computes the rates of all active flows, and which of them ends first."""
     _settle(state)
     moment, interfaces, rate = state.moment[0], state.interfaces, state.active_rate
     near, far = state.active_near, state.active_far
@@ -111,7 +111,7 @@ def share_fairly(state):
                 rate[at] = least
                 other = near[at] + far[at] - found
                 count[other] -= 1
-                # Shares only grow; rounding must not make them fall.
+                # Shares must not fall from one interface to the next because of rounding.
                 free[other] = max(free[other] - least, least * count[other])
                 share[other] = free[other] / count[other] if count[other] > 0 else math.inf
         missing -= count[found]

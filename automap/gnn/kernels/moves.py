@@ -1,8 +1,8 @@
 """A Metropolis search over feasible placements: moves and swaps of tasks, accepted by simulated makespans.
 
-All placements see the same volumes (common random numbers). What a machine must send and receive bounds the makespan
-from below; a proposal whose bound is already too slow for acceptance is refused without a simulation, which changes no
-decision.
+All placements are simulated with the same volumes (common random numbers). The time that a machine must send or receive
+is a lower bound on the makespan. A proposal whose lower bound is too slow for acceptance is rejected without a
+simulation, which would give the same decision.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from automap.price.kernels.array_types import Floats, Floats2, Ints, Ints2, tupl
 
 
 class WalkArrays(NamedTuple):
-    """Where a search stands."""
+    """The state of a search."""
 
     place: Ints
     """[tasks] present machine of each task."""
@@ -30,9 +30,9 @@ class WalkArrays(NamedTuple):
     movable: Ints
     """[...] tasks that may be moved."""
     demands: Floats2
-    """[tasks, resources] what tasks need."""
+    """[tasks, resources] demands of the tasks."""
     room: Floats2
-    """[machines, resources] what is left of the machines."""
+    """[machines, resources] free resources of the machines."""
     volume: Floats
     """[flows] bytes that each sends in all iterations."""
     load_s: Floats2
@@ -40,7 +40,7 @@ class WalkArrays(NamedTuple):
     value_s: Floats
     """[2] value of the present placement and of the best one, seconds."""
     group: Ints
-    """[tasks] group of each task: a worker and the samplers that feed it first of all."""
+    """[tasks] group of each task: a worker and the samplers whose first worker it is."""
     member_begin: Ints
     """[tasks + 1] where the movable members of a group begin in `members`."""
     members: Ints
@@ -53,13 +53,13 @@ class WalkArrays(NamedTuple):
 
 WALK = tuple_type(WalkArrays)
 EVENNESS = 0.1
-"""Weight of the mean load beside the largest one where loads stand for the makespan (assumed): it tells placements
-apart whose busiest machine is the same."""
+"""Weight of the mean load beside the largest one if loads are used in place of the makespan (assumed). It
+distinguishes placements with the same load of the busiest machine."""
 
 
 @borrowing(void(GNN, WALK, int64, int64), inner=True)
 def _move(gnn, walk, task, machine):
-    """Moves a task, with its demands and the loads of its flows."""
+    """Moves a task, and updates the free resources and the loads."""
     before = walk.place[task]
     for side in range(2):
         begin = gnn.in_begin if side == 0 else gnn.out_begin
@@ -89,7 +89,7 @@ def _holds(walk, machine):
 
 @borrowing(void(GNN, WALK, int64, int64, boolean), inner=True)
 def _bring(gnn, walk, task, machine, as_group):
-    """Moves a task, or all tasks of its group that stand beside it, and notes where they came from."""
+    """Moves a task, or all tasks of its group on the same machine, and records their former machine."""
     before = walk.place[task]
     group = walk.group[task]
     first, last = (walk.member_begin[group], walk.member_begin[group + 1]) if as_group else (0, 1)
@@ -110,10 +110,10 @@ def _take_back(gnn, walk):
 
 @borrowing(boolean(GNN, WALK, float64[::1]), inner=True)
 def _propose(gnn, walk, drawn):
-    """Changes the placement; whether it is another one now, which no machine is too small for.
+    """Changes the placement; returns whether it is a new placement that fits.
 
-    A proposal moves a task or a group, to any machine or to one that a task exchanges flows with. In most proposals
-    something of that machine takes its place; what is tried first is random, and the first one that fits is taken.
+    A proposal moves a task or a group to a random machine, or to one with a task that it exchanges flows with. In most
+    proposals, a task or group of that machine moves the other way: the first one that fits, beginning at a random one.
     """
     as_group, is_beside, is_swap = drawn[0] >= 0.6, (drawn[0] * 5.0) % 1.0 < 0.6, (drawn[0] * 25.0) % 1.0 < 0.7
     first = walk.movable[int64(drawn[1] * len(walk.movable))]
@@ -165,10 +165,10 @@ def walk_on(gnn, walk, draws, temperatures, simulated):
 
     Args:
         gnn: the problem.
-        walk: where the search stands; changed.
+        walk: state of the search; changed.
         draws: [proposals, 5] uniform random numbers.
-        temperatures: [proposals] ratio of values, as a logarithm, that is accepted with a chance of 1 in e.
-        simulated: whether makespans are simulated; otherwise the loads of the interfaces stand for them.
+        temperatures: [proposals] logarithm of the ratio of values that is accepted with probability 1 / e.
+        simulated: whether makespans are simulated; otherwise the loads of the interfaces replace them.
     """
     rank, log, end_s = np.empty(len(gnn.source), np.int64), np.empty((0, 5)), np.empty(len(gnn.time_s))
     for step in range(len(draws)):

@@ -12,7 +12,8 @@ from automap.jit import kernel
 
 @kernel(void(GNN, int64[::1], int64[::1], float64[:, ::1], float64[::1]))
 def improve_order(gnn, place, rank, draws, value_s):
-    """Moves flows to other places of the order, one proposal for each row of random numbers; keeps what is no slower.
+    """Moves flows to other places of the order, one proposal for each row of random numbers; keeps moves that are no
+    slower.
 
     Args:
         gnn: the problem.
@@ -31,7 +32,7 @@ def improve_order(gnn, place, rank, draws, value_s):
         if kind < 0.5:
             key[flow] = at
         else:
-            # All that one task waits for, in the order that it has.
+            # All flows into one task, in their present order.
             task = gnn.target[flow]
             for number in range(gnn.in_begin[task], gnn.in_begin[task + 1]):
                 key[gnn.in_flows[number]] = at + 0.5 * rank[gnn.in_flows[number]] / flows

@@ -23,7 +23,7 @@ class GnnArrays(NamedTuple):
     target: Ints
     """[flows] task that receives."""
     lag: Ints
-    """[flows] iterations by which the use lies after the source."""
+    """[flows] number of iterations from the one that sends to the one that uses the flow."""
     coflow: Ints
     """[flows] number of the group of flows that wait for each other."""
     out_begin: Ints

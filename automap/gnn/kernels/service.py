@@ -1,9 +1,9 @@
-"""Strict priority with filling: which flow is served at which rate.
+"""Strict priority: the rates of flows that are served in the order of their keys.
 
-Flows are served in the order of their keys. Each takes all that is left at both its ends, so that a less urgent flow
-fills what more urgent ones leave. Rates are computed again only where something has changed: at the interfaces of a
-flow that has come, has arrived or gets another rate, and there only after it. The result is that of serving all flows
-from nothing, since the rate of a flow depends only on more urgent ones at its two interfaces.
+Each flow gets all the rate that more urgent flows leave free at both of its interfaces. Rates are computed again only
+where something has changed: at the interfaces of a flow that has begun, has ended or gets another rate, and there only
+for less urgent flows. The result equals that of computing all rates again, since the rate of a flow depends only on
+more urgent ones at its two interfaces.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from automap.gnn.kernels.state import BEGUN, CALM, CLEARED, NONE, STATE, UNKNOWN
 from automap.jit import borrowing
 
 EMPTY = 1e-9
-"""Share of an interface's rate below which nothing is left of it: differences of rounding."""
+"""Share of an interface's rate below which its free rate counts as 0, because of rounding."""
 
 
 @borrowing(boolean(float64, int64, float64, int64), inner=True, forceinline=True)
@@ -24,7 +24,7 @@ def _is_before(key, flow, other_key, other):
 
 @borrowing(float64(STATE, int64), inner=True, forceinline=True)
 def _left(state, flow):
-    """Bytes that are left of a flow now."""
+    """Bytes of a flow that have not been sent yet."""
     row = state.flows[flow]
     return max(0.0, row.left - row.rate * (state.moment[0].now - row.since))
 
@@ -41,7 +41,7 @@ def _key(state, flow):
 
 @borrowing(void(STATE, int64, int64), inner=True)
 def _enqueue(state, number, flow):
-    """Adds a flow to those of an interface."""
+    """Adds a flow to the queue of an interface."""
     interface, key, queue, keys = state.interfaces[number], state.flows[flow].key, state.queue, state.queue_key
     head, tail = interface.head, interface.tail
     if head > interface.begin and (head == tail or _is_before(key, flow, keys[head], queue[head])):
@@ -63,7 +63,7 @@ def _enqueue(state, number, flow):
 
 @borrowing(void(STATE, int64, int64), inner=True)
 def _dequeue(state, number, flow):
-    """Takes a flow from those of an interface."""
+    """Removes a flow from the queue of an interface."""
     interface, queue, keys = state.interfaces[number], state.queue, state.queue_key
     head = at = interface.head
     while queue[at] != flow:
@@ -80,7 +80,7 @@ def _dequeue(state, number, flow):
 
 @borrowing(void(STATE, int64, int64, float64), inner=True, forceinline=True)
 def _give(state, number, flow, rate):
-    """Gives a part of an interface to a flow."""
+    """Gives a part of the rate of an interface to a flow."""
     interface = state.interfaces[number]
     state.serving[interface.first + interface.served] = flow
     interface.served += 1
@@ -92,7 +92,7 @@ def _give(state, number, flow, rate):
 
 @borrowing(void(STATE, int64, int64), inner=True, forceinline=True)
 def _give_back(state, number, flow):
-    """Takes a flow from those that an interface serves."""
+    """Removes a flow from those that an interface serves, and frees its rate."""
     interface, serving = state.interfaces[number], state.serving
     interface.served -= 1
     first, last = interface.first, interface.first + interface.served
@@ -110,7 +110,7 @@ def _give_back(state, number, flow):
 
 @borrowing(void(STATE, int64, float64, int64), inner=True)
 def _mark(state, number, key, flow):
-    """Has the rates at an interface computed again, from a flow of this key on."""
+    """Marks an interface, so that its rates are computed again from a flow with this key on."""
     interface, moment = state.interfaces[number], state.moment[0]
     if interface.mark == CALM:
         state.marked[moment.marked] = number
@@ -122,7 +122,7 @@ def _mark(state, number, key, flow):
 
 @borrowing(boolean(STATE, int64, float64, int64), inner=True, forceinline=True)
 def _leaves_some(state, number, key, flow):
-    """Whether more urgent flows leave something of an interface to a flow."""
+    """Whether more urgent flows leave some rate of an interface for a flow."""
     interface = state.interfaces[number]
     if interface.full < 0:
         return interface.free > 0.0
@@ -131,9 +131,12 @@ def _leaves_some(state, number, key, flow):
 
 @borrowing(boolean(STATE, int64, float64, int64), inner=True)
 def _clear(state, number, from_key, from_flow):
-    """Ends the service of the flows of an interface from a key on: they wait again, with what they have left.
+    """Ends the service of the flows of an interface from a key on: they wait again.
 
-    Returns whether there were any. The interfaces at their other ends are marked.
+    The interfaces at their other ends are marked.
+
+    Returns:
+        Whether there were any such flows.
     """
     interface, shrinks = state.interfaces[number], state.moment[0].shrinks
     at, count = interface.served - 1, interface.served
@@ -161,7 +164,7 @@ def _clear(state, number, from_key, from_flow):
 
 @borrowing(void(STATE, int64), inner=True)
 def _find_next(state, number):
-    """Finds the first flow from the mark of an interface on that both ends leave something to."""
+    """Finds the first flow, from the mark of an interface on, for which both of its interfaces have free rate."""
     interface, queue, keys = state.interfaces[number], state.queue, state.queue_key
     low, high = interface.head, interface.tail
     while low < high:
@@ -181,7 +184,7 @@ def _find_next(state, number):
 
 @borrowing(void(STATE, int64), inner=True)
 def _serve(state, number):
-    """Serves the next flow of an interface, if it still waits and nothing less urgent is in its way."""
+    """Serves the next flow of an interface, if it still waits and no less urgent flow has its rate."""
     interface, moment = state.interfaces[number], state.moment[0]
     flow, key = interface.next, interface.key
     row = state.flows[flow]
@@ -202,16 +205,16 @@ def _serve(state, number):
 
 @borrowing(boolean(STATE, int64, int64), inner=True, forceinline=True)
 def _is_more_urgent(state, number, other):
-    """Whether the next flow of an interface goes before that of another."""
+    """Whether the next flow of an interface is more urgent than that of another interface."""
     first, second = state.interfaces[number], state.interfaces[other]
     return _is_before(first.key, first.number, second.key, second.number)
 
 
 @borrowing(void(STATE), inner=True)
 def _look_for_overtaking(state):
-    """Marks interfaces where a flow that is served has less left than one before it.
+    """Marks interfaces where a served flow has fewer bytes left than a served flow before it.
 
-    Only two flows that an interface serves both can change each other's rate so: one that waits has nothing to lose.
+    A waiting flow need not be compared, since it sends nothing.
     """
     for number in range(len(state.interfaces)):
         interface = state.interfaces[number]
@@ -230,7 +233,7 @@ def _look_for_overtaking(state):
 
 @borrowing(void(STATE), inner=True)
 def serve_by_key(state):
-    """Finds the rates of all flows that what has happened may change, the most urgent first."""
+    """Computes the rates of all flows at marked interfaces, the most urgent first."""
     moment = state.moment[0]
     if moment.shrinks and moment.shared > 0:
         _look_for_overtaking(state)
@@ -260,7 +263,7 @@ def serve_by_key(state):
 
 @borrowing(void(STATE, int64, float64, float64), inner=True)
 def queue_flow(state, flow, key, volume):
-    """Lets a transfer wait for a rate."""
+    """Adds a transfer to the queues of both of its interfaces."""
     row = state.flows[flow]
     row.key, row.left, row.rate, row.since = key, volume, 0.0, state.moment[0].now
     _enqueue(state, row.near, flow)
@@ -271,7 +274,7 @@ def queue_flow(state, flow, key, volume):
 
 @borrowing(void(STATE, int64), inner=True)
 def end_service(state, flow):
-    """Ends the service of a flow that has arrived."""
+    """Ends the service of a flow whose transfer is complete."""
     row = state.flows[flow]
     key = 0.0 if state.moment[0].shrinks else row.key
     _give_back(state, row.near, flow)

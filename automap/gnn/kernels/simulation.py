@@ -1,9 +1,9 @@
-"""The simulation of a placement: event by event, exact in the model.
+"""The simulation of a placement, event by event.
 
-A task runs its iterations one after the other, each as soon as everything that it needs has arrived; its resources are
-its own. A sampler asks the stores for the next mini-batch when it has ended the one before and is no more than
-`prefetch` mini-batches ahead of its workers. Between tasks on one machine a flow takes no time; any other shares the
-interfaces of both ends. Transfers of one flow arrive in order, as in one connection.
+A task runs its iterations one after the other, each as soon as everything that it needs has arrived; it shares its
+resources with no other task. A sampler asks the stores for the next mini-batch when it has ended the one before and is
+at most `prefetch` mini-batches ahead of its workers. A flow between tasks on one machine takes no time; any other flow
+shares the interfaces of both machines with other flows. Transfers of one flow arrive in order, as in one connection.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from automap.gnn.kernels.state import STATE, add_event, new_state, take_event
 from automap.jit import borrowing, kernel
 
 POLICIES = ("priority", "fifo", "fair", "srpt", "coflow")
-"""Orders of service. priority: the earliest iteration first, then the flow with the longest rest of its iteration;
-fifo: as begun; fair: max-min fair shares; srpt: fewest bytes left first; coflow: flows that wait for each other in
-one group, the group with the least time at its narrowest interface first (as in Varys, SIGCOMM 2014). Of flows that are
-equal in this, the first in the problem goes first."""
+"""Orders of service. priority: the earliest iteration first, then the flow with the longest path to the end of its
+iteration; fifo: in the order in which flows begin; fair: max-min fair shares; srpt: fewest bytes left first; coflow:
+flows in groups (`GnnArrays.coflow`), the group with the least time at its narrowest interface first (as in Varys,
+SIGCOMM 2014). Of equal flows, the first one in the problem is served first."""
 PRIORITY, FIFO, FAIR, SRPT, COFLOW = range(len(POLICIES))
-"""Numbers of these orders, as kernels know them."""
+"""Numbers of these orders in kernels."""
 
 
 @borrowing(float64(GNN, int64[::1], STATE, int64, int64), inner=True)
 def _coflow_s(gnn, place, state, flow, iteration):
-    """Seconds that the group of a flow takes at its narrowest interface, alone."""
+    """Seconds of the group of a flow at its narrowest interface, if no other flows use it."""
     group = gnn.coflow[flow]
     if state.coflow_of[group] == iteration:
         return state.coflow_key[group]
@@ -72,7 +72,7 @@ def _arrive(gnn, state, flow):
 
 @borrowing(void(GNN, int64[::1], int64[::1], int64, STATE, int64), inner=True)
 def _begin_transfers(gnn, place, rank, policy, state, flow):
-    """Begins the next transfers of a flow: all that take no time, and the first that takes some."""
+    """Begins the next transfers of a flow: all that take no time, and the first one that takes some."""
     row = state.flows[flow]
     while row.sent < row.released:
         iteration = row.sent
@@ -122,7 +122,7 @@ def _try_begin(gnn, place, rank, policy, state, number):
 
 @borrowing(void(GNN, int64[::1], int64[::1], int64, STATE, int64), inner=True)
 def _complete(gnn, place, rank, policy, state, number):
-    """A task has ended an iteration."""
+    """Handles the end of an iteration of a task."""
     task = state.tasks[number]
     iteration = task.done
     state.end_s[iteration] = state.moment[0].now
@@ -132,7 +132,7 @@ def _complete(gnn, place, rank, policy, state, number):
         task.missing += state.flows[flow].sent + gnn.lag[flow] < iteration + 2
     for at in range(gnn.out_begin[number], gnn.out_begin[number + 1]):
         flow = gnn.out_flows[at]
-        # What no iteration uses is not sent.
+        # A flow is not sent if the iteration that would use it is not simulated.
         if iteration + gnn.lag[flow] < len(gnn.time_s):
             _release(gnn, place, rank, policy, state, flow)
     _try_begin(gnn, place, rank, policy, state, number)
@@ -204,7 +204,7 @@ def simulate(gnn, place, rank, policy, log, end_s):
         rank: [flows] place of each flow in the order `priority`, the most urgent 0.
         policy: number of the order of service in `POLICIES`.
         log: see `State.log`.
-        end_s: [iterations] written: when the last task ended each, the last of them is the makespan.
+        end_s: [iterations] written: when the last task ended each iteration; the last number is the makespan.
 
     Returns:
         The number of rows that were written to the log.
@@ -217,7 +217,7 @@ def simulate(gnn, place, rank, policy, log, end_s):
 
 @kernel(void(GNN, int64[:, ::1], int64, float64[::1]))
 def simulate_many(gnn, places, policy, makespan_s):
-    """Simulates placements, flows by the critical path of each placement.
+    """Simulates placements, each with the order of flows by its critical path.
 
     Args:
         gnn: the problem.

@@ -1,4 +1,4 @@
-"""What a simulation knows at a moment, and the heap of its events. Units: seconds, bytes, bytes a second."""
+"""The state of a simulation, and the heap of its events. Units: seconds, bytes, bytes a second."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from automap.jit import borrowing, kernel
 from automap.price.kernels.array_types import Floats, Floats2, Ints, Rows, dtype_of, rows_type, tuple_type
 
 UNKNOWN, NONE = -2, -1
-"""For `Interface.next`: it has to be looked for, and there is none. `NONE` also stands for no flow elsewhere."""
+"""Values of `Interface.next`. UNKNOWN: the flow must be searched for; NONE: there is none. `NONE` also means no flow in
+other fields."""
 CALM, BEGUN, CLEARED = range(3)
-"""For `Interface.mark`: rates hold; they must be computed again; what was served after it has given its rate back."""
+"""Values of `Interface.mark`. CALM: rates are valid; BEGUN: they must be computed again from the mark on; CLEARED: they
+must be computed again, and the flows that were served from the mark on have freed their rates."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The numbers of a simulation that are no arrays."""
+    """The scalars of a simulation."""
 
     now: float
     events: int
@@ -31,24 +33,24 @@ class Moment:
     shared: int
     """Number of interfaces that serve two flows or more."""
     shrinks: int
-    """1 where the key of a flow is what is left of it, which falls while it is served."""
+    """1 where the key of a flow is its number of remaining bytes, which falls while it is served."""
     active: int
     """Number of flows that share fairly."""
     is_changed: int
     """1 where fair shares must be computed again."""
     settled_s: float
-    """When they were found last."""
+    """When fair shares were computed last."""
     arrival_s: float
-    """When the first of the flows that share fairly arrives; infinite where none is active."""
+    """When the first of the active flows ends; infinite if none is active."""
     arriving: int
-    """Its place in `State.active`."""
+    """Place of this flow in `State.active`."""
     logged: int
     """Number of rows of the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlowState:
-    """A flow. At most one of its transfers is under way; later ones wait, as in one connection."""
+    """A flow. At most one of its transfers is being sent; later ones wait, as in one connection."""
 
     key: float
     """Place of its transfer in the order of service; among equal keys the flow with the smaller number is first."""
@@ -58,9 +60,9 @@ class FlowState:
     rate: float
     """Present rate; 0 while it waits."""
     near: int
-    """Interface that it leaves: number of the machine."""
+    """Interface of the sender: the number of its machine."""
     far: int
-    """Interface that it enters: number of machines and that of the machine."""
+    """Interface of the receiver: the number of machines plus the number of its machine."""
     sent: int
     """Transfers that have arrived."""
     released: int
@@ -74,7 +76,7 @@ class TaskState:
     done: int
     """Iterations that it has ended."""
     begun: int
-    """Iterations that it was allowed to begin."""
+    """Number of iterations that it may have begun."""
     missing: int
     """Flows that its next iteration still waits for."""
     is_running: int
@@ -86,11 +88,11 @@ class Interface:
     """One direction of a machine's network interface, with the flows that wait for it and those that it serves."""
 
     rate: float
-    """All that it has."""
+    """Rate of the interface."""
     free: float
-    """What no flow has."""
+    """Rate that no flow uses."""
     full: int
-    """Flow that took the last of it, or `NONE`."""
+    """Flow that got the last free rate, or `NONE`."""
     begin: int
     """Where its part of `State.queue` begins; its flows are those from `head` to `tail`, by key."""
     end: int
@@ -106,55 +108,56 @@ class Interface:
     """Rates of flows from this key and number on must be computed again."""
     number: int
     next: int
-    """The first waiting flow from there on that the other interface leaves something to, see `UNKNOWN`."""
+    """The first waiting flow from the mark on for which its other interface has free rate, see `UNKNOWN`."""
 
 
 MOMENT, FLOW, TASK, INTERFACE = map(dtype_of, (Moment, FlowState, TaskState, Interface))
 
 
 class State(NamedTuple):
-    """A simulation at a moment."""
+    """The state of a simulation."""
 
     moment: Annotated[Rows, rows_type(MOMENT)]
-    """[1] the moment."""
+    """[1] see `Moment`."""
     flows: Annotated[Rows, rows_type(FLOW)]
-    """[flows]"""
+    """[flows] see `FlowState`."""
     tasks: Annotated[Rows, rows_type(TASK)]
-    """[tasks]"""
+    """[tasks] see `TaskState`."""
     interfaces: Annotated[Rows, rows_type(INTERFACE)]
     """[2 machines] sending sides, then receiving sides."""
     queue: Ints
-    """[...] flows of each interface, those that wait and those that it serves."""
+    """[...] flows of each interface, waiting or served."""
     queue_key: Floats
-    """[...] their keys, of those that are served as they were when service began."""
+    """[...] keys of these flows; of served flows, the keys at the beginning of their service."""
     serving: Ints
     """[...] flows that each interface serves; for fair shares, places in `active` of the flows that it serves."""
     marked: Ints
     """[2 machines] interfaces whose rates must be computed again."""
     event_s: Floats
-    """[...] when the next things happen, a heap."""
+    """[...] times of the next events, as a heap."""
     event: Ints
-    """[...] what happens then: a task ends, or, after the number of tasks, a flow arrives."""
+    """[...] the event at each time: the end of a task, given by its number; or the end of a transfer, given by the
+    number of tasks plus that of the flow."""
     event_at: Ints
-    """[tasks + flows] where in the heap each is."""
+    """[tasks + flows] place of each event in the heap."""
     end_s: Floats
-    """[iterations] when the last task ended each."""
+    """[iterations] when the last task ended each iteration."""
     coflow_key: Floats
-    """[groups] seconds of the narrowest interface of a group."""
+    """[groups] seconds of a group at its narrowest interface."""
     coflow_of: Ints
-    """[groups] iteration that `coflow_key` is of."""
+    """[groups] iteration for which `coflow_key` was computed."""
     coflow_load: Floats
     """[machines] bytes of one group."""
     active: Ints
-    """[flows] flows that share fairly, in any order."""
+    """[flows] the active flows under fair shares, in any order."""
     active_left: Floats
-    """[flows] bytes that were left of them at the time `Moment.settled_s`."""
+    """[flows] remaining bytes of the active flows at the time `Moment.settled_s`."""
     active_rate: Floats
-    """[flows] their rates."""
+    """[flows] rates of the active flows."""
     active_near: Ints
-    """[flows] interfaces that they leave."""
+    """[flows] interfaces of their senders."""
     active_far: Ints
-    """[flows] interfaces that they enter."""
+    """[flows] interfaces of their receivers."""
     log: Floats2
     """[rows, 5] begin, end, flow, iteration and rate of each stretch of constant rates; no rows = no log."""
 
@@ -202,7 +205,7 @@ def new_state(gnn, place, shrinks, log):
         interface = state.interfaces[number]
         interface.rate = gnn.rate_out[number] if number < machines else gnn.rate_in[number - machines]
         interface.free, interface.full, interface.next = interface.rate, NONE, UNKNOWN
-        # Twice the room that is needed, so that a queue seldom has to be moved to the beginning of its part.
+        # Twice the needed space, so that a queue seldom has to be moved back to the beginning of its part.
         interface.first, interface.begin, interface.end = first, 2 * first, 2 * (first + counts[number])
         interface.head = interface.tail = interface.begin
         first += counts[number]
@@ -215,7 +218,7 @@ def new_state(gnn, place, shrinks, log):
 
 @borrowing(void(STATE, int64, float64, int64), inner=True, forceinline=True)
 def _rise(state, at, moment_s, what):
-    """Puts an event where it belongs, at `at` in the heap or nearer to the first."""
+    """Moves an event from place `at` in the heap up to its right place."""
     event_s, event, event_at = state.event_s, state.event, state.event_at
     while at > 0 and event_s[(at - 1) >> 1] > moment_s:
         above = (at - 1) >> 1
@@ -235,7 +238,7 @@ def add_event(state, moment_s, what):
 
 @borrowing(void(STATE, int64), inner=True)
 def take_event(state, what):
-    """Takes an event from the heap."""
+    """Removes an event from the heap."""
     moment, event_s, event, event_at = state.moment[0], state.event_s, state.event, state.event_at
     moment.events -= 1
     count, at = moment.events, event_at[what]

@@ -1,7 +1,7 @@
-"""A plan really run on this host: a process for every machine, real bytes over sockets, limited rates.
+"""Real runs of a plan on this host: a process for every machine, real bytes over sockets, limited rates.
 
-`machine.py` is such a process, `network.py` says where it lives: beside the others, with token buckets of its own, or
-in a network namespace whose interface the kernel limits. `controller.py` runs the tasks and the online schedule: it
-computes by waiting, decides which flow gets which rate whenever something ends, and tells the senders. It shares no
-code with the simulator.
+`machine.py` is such a process. `network.py` starts these processes: either with token buckets of their own, or in
+network namespaces whose interfaces the kernel limits. `controller.py` runs the tasks and the online schedule: it waits
+for the compute time of each task, computes the rate of each flow whenever something ends, and sends the rates to the
+senders. It shares no code with the simulator.
 """

@@ -1,7 +1,7 @@
 """The controller of a real run: it starts tasks, releases flows and gives them rates whenever something ends.
 
-Tasks compute by waiting for the time that was drawn for them. Times are the wall clock's: what the controller and the
-machines need themselves counts.
+Instead of computing, a task waits for the time that was drawn for it. Times are wall-clock times, so they include the
+overhead of the controller and of the machines.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ START_S = 30.0
 
 @dataclass(slots=True)
 class Transfer:
-    """A flow of one iteration that is under way."""
+    """A flow of one iteration that is being sent."""
 
     flow: int
     iteration: int
@@ -47,11 +47,11 @@ class Hosts:
     """The processes of the machines, which run one plan after the other."""
 
     def __init__(self, lines: Sequence[Lines], arrays: GnnArrays) -> None:
-        """Takes connected processes, one for each machine of the problem."""
+        """Stores the connections to the processes, one for each machine of the problem."""
         self.lines, self.arrays = lines, arrays
 
     def run(self, place: Ints, ranks: Ints, policy: str) -> float:
-        """Runs all iterations; returns the seconds that they took.
+        """Runs all iterations; returns their seconds.
 
         Args:
             place: [tasks] machine of each task.
@@ -63,12 +63,12 @@ class Hosts:
 
 @contextlib.contextmanager
 def hosts(arrays: GnnArrays, *, by_kernel: bool = False) -> Iterator[Hosts]:
-    """Starts a process for each machine of a problem, and ends them.
+    """Starts a process for each machine of a problem; ends them at the end of the context.
 
     Args:
         arrays: the problem.
-        by_kernel: the machines are network namespaces, whose interfaces the kernel limits (see `network.py`), in place
-            of processes that limit themselves.
+        by_kernel: whether the machines are network namespaces, whose interfaces the kernel limits (see `network.py`),
+            instead of processes that limit themselves.
 
     Raises:
         ProblemError: this host allows no network namespaces, or has no `ip`, `tc` or `unshare`.
@@ -76,7 +76,7 @@ def hosts(arrays: GnnArrays, *, by_kernel: bool = False) -> Iterator[Hosts]:
     count = len(arrays.rate_out)
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="automap-gnn-"))
-        # A socket of the file system: it leads out of a network namespace, and no limit slows it down.
+        # A Unix socket also connects processes in network namespaces, and no rate limit applies to it.
         path = f"{folder}/controller"
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
         listener.bind(path)
@@ -193,7 +193,7 @@ class _Training:
         self.is_changed = True
 
     def group_s(self, flow: int, n: int) -> float:
-        """Seconds that the flows of a group, those that wait for each other, take at their narrowest interface."""
+        """Seconds of the flows of a group (coflow) at their narrowest interface."""
         seconds: dict[tuple[int, int], float] = {}
         rates = self.a.rate_out, self.a.rate_in
         for other in np.flatnonzero(self.a.coflow == self.a.coflow[flow]).tolist():
@@ -215,7 +215,7 @@ class _Training:
             self.send(flow)
 
     def tell_rates(self) -> None:
-        """Finds the rates of all transfers and tells the senders those that change."""
+        """Computes the rates of all transfers, and sends those that change to the senders."""
         now, self.is_changed = time.perf_counter(), False
         for one in self.transfers.values():
             one.left, one.since = max(0.0, one.left - one.rate * (now - one.since)), now

@@ -1,12 +1,12 @@
-"""One "machine": sends and receives real bytes, no faster than its network interface would.
+"""One "machine": a process that sends and receives real bytes, no faster than its network interface would.
 
     python -m automap.gnn.loopback.machine SOCKET NUMBER ADDRESS
 
-It connects to the controller's Unix socket, listens at ADDRESS for the other machines, and then obeys lines of JSON:
-`{"peers": [[address, port]], "out": bytes a second, "in": bytes a second}` at first, then
+It connects to the controller's Unix socket, listens at ADDRESS for the other machines, and then reads lines of JSON:
+first `{"peers": [[address, port]], "out": bytes a second, "in": bytes a second}`, then
 `{"id": transfer, "to": machine, "bytes": left, "rate": bytes a second}` for every change of a rate. It answers
-`{"arrived": id}` when the last byte of a transfer has come. Both directions have a token bucket; without "out" and "in"
-the kernel limits them.
+`{"arrived": id}` when it has received the last byte of a transfer. Both directions have a token bucket; without "out"
+and "in" the kernel limits them.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ import time
 from dataclasses import dataclass
 
 HEADER = struct.Struct("!qqi")
-"""Of each chunk: number of the transfer, bytes that follow it within the transfer, bytes of the chunk."""
+"""Header of each chunk: number of the transfer, bytes of the transfer after this chunk, bytes of the chunk."""
 TICK_S = 0.001
-"""Seconds between two looks at the transfers that are sent."""
+"""Seconds between two rounds of sending."""
 CHUNK = 1 << 17
-"""Most bytes of a chunk."""
+"""Largest number of bytes of a chunk."""
 LEAST = 1 << 13
-"""Bytes that a transfer saves up before a chunk is sent, unless it is the last one."""
+"""Least number of bytes of a chunk, unless it is the last one of its transfer."""
 BURST_S = 0.01
-"""Seconds of its rate that a token bucket holds: some ticks, so that a late tick loses nothing. It holds no less than
-`LEAST`, so that what a transfer has saved up does not wait once more for the bucket."""
+"""Capacity of a token bucket in seconds of its rate: several ticks, so that a late tick loses no tokens. The capacity
+is at least `LEAST`, so that a chunk does not wait for the bucket once more."""
 
 
 class Bucket:
@@ -95,7 +95,7 @@ class Lines:
 
 
 def _read(connection: socket.socket, into: memoryview) -> bool:
-    """Fills a buffer; whether the other side is still there."""
+    """Fills a buffer; returns whether the other side is still connected."""
     while len(into):
         count = connection.recv_into(into)
         if count == 0:
@@ -105,7 +105,7 @@ def _read(connection: socket.socket, into: memoryview) -> bool:
 
 
 def receive(connection: socket.socket, bucket: Bucket, control: Lines) -> None:
-    """Receives chunks until the other side has gone."""
+    """Receives chunks until the other side disconnects."""
     head, body = bytearray(HEADER.size), bytearray(CHUNK)
     while _read(connection, memoryview(head)):
         number, following, count = HEADER.unpack(head)
@@ -117,7 +117,7 @@ def receive(connection: socket.socket, bucket: Bucket, control: Lines) -> None:
 
 
 def send_due(sendings: dict[int, Sending], peers: dict[int, socket.socket], bucket: Bucket) -> None:
-    """Sends what the rates of the transfers have allowed since the last time."""
+    """Sends the bytes that the rates of the transfers allow since the last call."""
     payload = memoryview(bytes(CHUNK))
     for number, sending in list(sendings.items()):
         now = time.perf_counter()
@@ -135,7 +135,7 @@ def send_due(sendings: dict[int, Sending], peers: dict[int, socket.socket], buck
 
 
 def obey(control: Lines, sendings: dict[int, Sending]) -> None:
-    """Takes new transfers and changes of rates."""
+    """Reads new transfers and changes of rates from the controller."""
     for told in control.receive():
         number, rate, now = int(told["id"]), told["rate"], time.perf_counter()
         if number not in sendings:
@@ -148,7 +148,7 @@ def obey(control: Lines, sendings: dict[int, Sending]) -> None:
 
 
 def main(path: str, number: int, own: str) -> None:
-    """Connects to the controller and works until it hangs up."""
+    """Connects to the controller, and sends and receives until the controller disconnects."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
         control = Lines(connection)

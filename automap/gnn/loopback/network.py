@@ -1,9 +1,9 @@
-"""Where the "machines" of a real run live: processes of this host, or network namespaces with limited interfaces.
+"""Starts the "machines" of a real run: as processes of this host, or in network namespaces with limited interfaces.
 
     unshare --map-root-user --net python -m automap.gnn.loopback.network SOCKET OUT,… IN,…
 
-makes the namespaces: one for each machine, connected to a bridge. A user needs no rights for it where the host allows
-unprivileged namespaces. `tc` limits each interface in both directions with a token bucket of the kernel's (tbf).
+creates the namespaces: one for each machine, connected to a bridge. If the host allows unprivileged namespaces, this
+needs no special rights. `tc` limits each interface in both directions with the kernel's token bucket filter (tbf).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from automap.gnn.loopback.machine import BURST_S
 
 TOOLS = ("unshare", "nsenter", "ip", "tc")
 HEADERS = 1.07
-"""Bytes that an interface counts for a byte of data: 66 of 1,514 are headers, and acknowledgements take 2 % of the
-other direction."""
+"""Bytes that an interface counts for each byte of data: 66 of 1,514 bytes are headers, and acknowledgements take 2 % of
+the other direction."""
 LEAST_BURST = 1 << 17
-"""Bytes that a token bucket of the kernel's holds at least: two of the segments of 64 KiB that TCP hands down."""
+"""Least capacity of a token bucket of the kernel, in bytes: two segments of 64 KiB, as TCP sends them."""
 QUEUE = 1 << 24
-"""Bytes that wait at an interface before the kernel drops any; the controller's rates leave few."""
+"""Bytes that may wait at an interface before the kernel drops packets; with the controller's rates few bytes wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Network:
 
 @contextlib.contextmanager
 def _ended(started: list[subprocess.Popen[str]]) -> Iterator[None]:
-    """Ends processes, which end by themselves when their controller has gone."""
+    """Waits for processes, which end when their controller disconnects."""
     try:
         yield
     finally:
@@ -61,7 +61,7 @@ def _machine(path: str, number: int, address: str) -> list[str]:
 
 @contextlib.contextmanager
 def processes(path: str, out: Sequence[float], into: Sequence[float]) -> Iterator[Network]:
-    """Starts a process for each machine; they limit themselves.
+    """Starts a process for each machine, which limits its own rate.
 
     Args:
         path: the controller's socket.

@@ -1,4 +1,4 @@
-"""A trial of a plan: its flows between the "machines" of this host, slowed down so far that the host can follow."""
+"""A trial of a plan: its flows are sent between "machines" on this host, at reduced rates that the host can reach."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from automap.gnn.simulator import Simulator
 FASTEST = 30e6
 """Bytes a second of the fastest interface: four machines then load a core of a Xeon by about a fifth."""
 SLOWEST = 1e4
-"""Least bytes a second of an interface: the whole bytes of a flow then still follow its volume (assumed)."""
+"""Least bytes a second of an interface, so that rounding to whole bytes does not change volumes much (assumed)."""
 LEAST_S, MOST_S = 0.4, 10.0
-"""Seconds of an iteration: long enough that the milliseconds which processes take to wake up do not decide, and short
-enough to wait for (assumed)."""
+"""Least and most seconds of an iteration (assumed): long compared with the milliseconds that processes need to wake up,
+and short enough to wait for."""
 MOST_MACHINES = 16
-"""Machines of a trial, a process each (assumed: more would wait for each other on a host with few cores)."""
+"""Largest number of machines of a trial, each of which is a process (assumed: with more, processes would wait for a
+processor core)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a trial found, in seconds of the problem."""
+    """The result of a trial, in seconds of the problem."""
 
     simulated_s: float
     """Seconds of an iteration, simulated on the volumes of the trial."""
@@ -36,20 +37,20 @@ class Trial:
     """The same, measured."""
     iterations: int
     slowed: float
-    """How many times longer the trial took than that; below 1 it was faster."""
+    """Seconds of the trial over seconds of the problem; below 1 the trial was faster."""
 
 
 def try_plan(problem: GnnProblem, plan: GnnPlan, *, iterations: int, seed: int = 0, by_kernel: bool = False) -> Trial:
     """Runs a plan with real bytes.
 
-    Volumes and rates are made smaller together, and volumes and times larger or smaller together, which keeps all
+    Volumes and rates are divided by one factor, and volumes and times are scaled by another one, which keeps all
     ratios.
 
     Args:
         problem: the problem that the plan is for.
         plan: a plan.
-        iterations: how many iterations.
-        seed: seed of their volumes.
+        iterations: number of iterations.
+        seed: seed of the volumes.
         by_kernel: see `automap.gnn.loopback.controller.hosts`.
 
     Raises:
@@ -78,10 +79,10 @@ def try_plan(problem: GnnProblem, plan: GnnPlan, *, iterations: int, seed: int =
 
 
 def _scale(problem: GnnProblem, arrays: GnnArrays, place: Ints) -> float:
-    """By how much rates are made smaller: all by the same factor, so that the fastest that is used has `FASTEST`.
+    """Factor by which all rates are divided, so that the fastest used interface has `FASTEST` bytes a second.
 
     Raises:
-        ProblemError: the slowest that is used would then have less than `SLOWEST`.
+        ProblemError: the slowest used interface would then have less than `SLOWEST`.
     """
     ends = place[arrays.source], place[arrays.target]
     is_used = (ends[0] != ends[1]) & (arrays.bytes > 0.0).any(axis=0)
