@@ -17,7 +17,7 @@ t_i the time of stage i for one of them. For each limit t_max the least sum foll
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -55,16 +55,19 @@ def intra_operator(search: SkeletonSearch, setting: Setting) -> list[Strategy]:
     return found
 
 
-def inter_operator(table: StageTable) -> Iterator[Partition]:
-    """The pipelines of least sum for each limit and number of stages, by their latency."""
-    sizes, layers = aligned_sizes(table), table.space.num_units
+def inter_operator(table: StageTable, balanced: Iterable[Partition] = ()) -> Iterator[Partition]:
+    """The pipelines of least sum for each limit and number of stages, by their latency.
+
+    Args:
+        table: seconds of all stages.
+        balanced: the partitions on submeshes that tile the cluster with the fastest slowest stage, if they are known.
+    """
+    sizes, layers, devices = aligned_sizes(table), table.space.num_units, len(table.order)
     if not sizes:
         return
-    most = len(table.order) // min(sizes)
-    slowest = [
-        found.load_s
-        for found in partitions(layers, len(table.order), sizes, table.aligned_seconds, table.nothing, most)
-    ]
+    most = devices // min(sizes)
+    balanced = balanced or partitions(layers, devices, sizes, table.seconds, None, most, tiled=True)
+    slowest = [found.load_s for found in balanced]
     found = []
     for limit in [min(slowest) * factor for factor in LIMITS] if slowest else []:
         for total_s, partition in least_sums(table, sizes, limit):

@@ -59,10 +59,11 @@ def partitions(
     devices: int,
     sizes: Sequence[int],
     seconds: StageSeconds,
-    channel: ChannelSeconds,
+    channel: ChannelSeconds | None,
     most: int,
     *,
     step: int | None = None,
+    tiled: bool = False,
 ) -> Iterator[Partition]:
     """Yields the best partition for each number of stages that has one, from 1 stage on.
 
@@ -71,9 +72,10 @@ def partitions(
         devices: number of devices; every device is used.
         sizes: numbers of devices that a stage may have.
         seconds: time of a stage.
-        channel: time of the channel between two stages.
+        channel: time of the channel between two stages; None = channels take no time.
         most: largest number of stages.
         step: stages begin only at places that are multiples of it; None = the greatest common divisor of the sizes.
+        tiled: whether a stage begins at a multiple of its number of devices.
     """
     sizes = sorted(sizes)
     if not sizes:
@@ -88,10 +90,14 @@ def partitions(
         for place, size in sorted(worth):
             nexts.setdefault(place, []).append(size)
         found: dict[tuple[int, int], Floats] = {}
+        # Place -> the time of the stages from there on, where it does not depend on the stage before.
+        afters: dict[int, tuple[Floats, Ints]] = {}
         way: dict[tuple[int, int], tuple[Ints, Ints]] = {}
         for place in range(0, devices, step):
             for size in sizes:
                 rest = place + size
+                if tiled and place % size:
+                    continue
                 if count == 1:
                     if rest == devices:
                         found[place, size] = seconds(1, place, size)[:, layers].copy()
@@ -99,20 +105,30 @@ def partitions(
                 behind = nexts.get(rest)
                 if behind is None:
                     continue
-                # [sizes, layers + 1] the slowest of all that follows a cut before each layer, for each next size.
-                after = np.array([np.maximum(worth[rest, other], channel(place, size, other)) for other in behind])
-                which = after.argmin(axis=0)
+                # Time of the stages after the cut before each layer, with the best size of the next stage.
+                if channel is not None:
+                    after, nearest = _least([np.maximum(worth[rest, it], channel(place, size, it)) for it in behind])
+                else:
+                    if rest not in afters:
+                        afters[rest] = _least([worth[rest, it] for it in behind])
+                    after, nearest = afters[rest]
                 best, ends = np.empty(layers + 1), np.empty(layers + 1, dtype=np.int64)
-                least_of_most(seconds(count, place, size), after.min(axis=0), best, ends)
+                least_of_most(seconds(count, place, size), after, best, ends)
                 if np.isfinite(best).any():
                     found[place, size] = best
-                    way[place, size] = ends, np.array(behind)[which]
+                    way[place, size] = ends, np.array(behind)[nearest]
         ways.append(way)
         worth = found
         firsts = [size for size in sizes if (0, size) in worth and np.isfinite(worth[0, size][0])]
         if firsts:
             first = min(firsts, key=lambda size: float(worth[0, size][0]))
             yield Partition(float(worth[0, first][0]), tuple(_traced(ways, layers, first)))
+
+
+def _least(times: Sequence[Floats]) -> tuple[Floats, Ints]:
+    """For each layer the least of several times, and the number of it; of equal times the first."""
+    of_all = np.array(times)
+    return of_all.min(axis=0), of_all.argmin(axis=0)
 
 
 def _traced(ways: Sequence[dict[tuple[int, int], tuple[Ints, Ints]]], layers: int, size: int) -> Iterator[StageOf]:

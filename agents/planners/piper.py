@@ -53,17 +53,14 @@ def piper_partitions(table: StageTable, schedule: str = "1f1b") -> Iterator[Part
     """
     layers, devices = table.space.num_units, len(table.order)
 
-    def aligned_seconds(behind: int, place: int, size: int) -> Floats:
-        return table.aligned_seconds(table.held(behind, schedule), place, size)
-
     def seconds(behind: int, place: int, size: int) -> Floats:
         return table.seconds(table.held(behind, schedule), place, size)
 
     sizes = aligned_sizes(table)
     if tiles_suffice(devices, sizes):
-        return partitions(layers, devices, sizes, aligned_seconds, table.nothing, devices // min(sizes))
+        return partitions(layers, devices, sizes, seconds, None, devices // min(sizes), tiled=True)
     step, sizes = stepped_sizes(table)
-    return partitions(layers, devices, sizes, seconds, table.nothing, devices // step, step=step)
+    return partitions(layers, devices, sizes, seconds, None, devices // step, step=step)
 
 
 def of_setting(

@@ -64,7 +64,7 @@ def plans(incumbent: Incumbent, order: Order, num_micro_batches: int) -> Iterato
             step, sizes = stepped_sizes(table)
             if tiles_suffice(devices, divisors(devices)):
                 step, sizes = 1, sorted(set(divisors(devices)).intersection(table.sizes))
-            channel = table.nothing if holds else table.channel
+            channel = None if holds else table.channel
             found = partitions(space.num_units, devices, sizes, table.seconds, channel, devices, step=step)
             yield from map(table.staged, found)
 

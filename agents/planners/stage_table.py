@@ -65,6 +65,14 @@ class Strategy:
         inner = arrays.signatures[arrays.operators["first_signature"] + signatures[:, -1]]
         return Strategy(tp=tp, signatures=signatures, splits_batch=bool((inner["splits_batch"] == 1).any()))
 
+    def fits(self, size: int, samples: int) -> bool:
+        """Whether so many devices can share the samples of a micro-batch in this way: all have some, and what the inner
+        axis splits divides over it."""
+        replicas = size // self.tp
+        if size % self.tp or not 0 < replicas <= samples:
+            return False
+        return not self.splits_batch or spread(samples, replicas) % size == 0
+
     def is_like(self, other: Strategy) -> bool:
         """Whether another strategy has the same inner axis and the same signatures."""
         return self.tp == other.tp and np.array_equal(self.signatures, other.signatures)
@@ -122,14 +130,7 @@ class StageTable:
     def sizes(self) -> list[int]:
         """Numbers of devices of a stage with which some strategy is possible: every rank has a sample."""
         found = range(1, len(self.order) + 1)
-        return [size for size in found if any(self._fits(size, strategy) for strategy in self.strategies)]
-
-    def _fits(self, size: int, strategy: Strategy) -> bool:
-        """Whether a strategy is possible on `size` devices."""
-        replicas = size // strategy.tp
-        if size % strategy.tp or replicas > self.samples:
-            return False
-        return not strategy.splits_batch or spread(self.samples, replicas) % size == 0
+        return [size for size in found if any(strategy.fits(size, self.samples) for strategy in self.strategies)]
 
     def devices(self, place: int, size: int) -> tuple[int, ...]:
         """The devices of a stage."""
@@ -207,7 +208,7 @@ class StageTable:
     def _find_best(self, alive: int, place: int, size: int) -> tuple[Floats, Ints, Ints]:
         """`_best` with `alive` micro-batches in flight."""
         if size not in self._possible:
-            fit = [number for number, strategy in enumerate(self.strategies) if self._fits(size, strategy)]
+            fit = [number for number, strategy in enumerate(self.strategies) if strategy.fits(size, self.samples)]
             self._possible[size] = fit
         possible = self._possible[size]
         found = [self.spans(place, size, self.strategies[number]) for number in possible]
@@ -257,17 +258,6 @@ class StageTable:
             crossing = self.spans(place, size, self.strategies[0]).crossing_bytes * size
             self._channels[key] = 2.0 * crossing / (size * following * rate)
         return self._channels[key]
-
-    def aligned_seconds(self, behind: int, place: int, size: int) -> Floats:
-        """`seconds` of devices that begin at a multiple of their number; infinite for others. Such submeshes tile the
-        cluster."""
-        if place % size:
-            return np.full((self.space.num_units + 1,) * 2, np.inf)
-        return self.seconds(behind, place, size)
-
-    def nothing(self, place: int, size: int, following: int) -> Floats:
-        """A channel that takes no time, for tables in which transfers occupy the stages."""
-        return np.zeros(self.space.num_units + 1)
 
     def latency_s(self, partition: Partition, schedule: str = "1f1b") -> float:
         """Seconds of a step of a partition by Alpa's equation 2: the sum over all stages, and the slowest stage once

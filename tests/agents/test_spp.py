@@ -197,3 +197,28 @@ def test_plans_on_a_network_hold(gpt, cluster):
     assert found.plan.search.searchers["spp"] == found.step_time_s
     again = Plan.from_json(json.loads(json.dumps(found.plan.to_json())))
     assert price(problem, again) == found.plan.estimate
+
+
+@pytest.mark.parametrize("tiled", [False, True])
+def test_channels_without_time_and_tiles_are_special_cases_of_channels_and_stages(tiled):
+    """Stages that begin at no multiple of their size take for ever; channels take no time."""
+    layers, devices = 9, 12
+    rng = np.random.default_rng(0)
+    work, speed = rng.uniform(0.5, 2.0, layers), rng.uniform(0.5, 1.0, (devices, devices + 1))
+
+    def seconds(behind, place, size):
+        found = np.full((layers + 1, layers + 1), np.inf)
+        for first, last in itertools.combinations(range(layers + 1), 2):
+            found[first, last] = work[first:last].sum() / (size * speed[place, size]) + 0.01 * behind
+        return found
+
+    def of_tiles(behind, place, size):
+        return np.full((layers + 1, layers + 1), np.inf) if tiled and place % size else seconds(behind, place, size)
+
+    def nothing(place, size, following):
+        return np.zeros(layers + 1)
+
+    sizes = [1, 2, 3, 4, 6, 12]
+    found = list(partitions(layers, devices, sizes, seconds, None, devices, tiled=tiled))
+    assert found == list(partitions(layers, devices, sizes, of_tiles, nothing, devices))
+    assert len(found) == layers
