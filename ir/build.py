@@ -20,6 +20,7 @@ from ir.operators import (
     BakedBatch,
     Built,
     MissingBatch,
+    SortedSamples,
     Unsupported,
     Usage,
     Value,
@@ -36,6 +37,10 @@ CLASSICAL_REPAIR = (
 )
 SIZED_BY_DATA = ("NonZero", "Unique", "Compress", "NonMaxSuppression", "StringSplit")
 """Kinds of which a result has as many elements as the data says."""
+SORTED_REPAIR = (
+    "A mixture of experts that sorts the tokens of all samples by their expert (JetMoE) is read where its export runs "
+    "a loop over all experts, or products with one-hot masks, in place of the sort."
+)
 MAX_VALUE_ELEMENTS = 4096
 """Elements of the largest constant that is read (assumed); larger ones stay operators, or tensors without a value."""
 
@@ -303,7 +308,9 @@ class GraphBuilder:
                 shapes = ", ".join(str(t.shape) if t else "-" for t in tensors)
                 repair = "Export with static shapes and standard operators, or leave this operator out."
                 # Which dim is the batch is worth asking only where the operator could be read without one.
-                if isinstance(why, AcrossSamples) or (
+                if isinstance(why, SortedSamples):
+                    repair = SORTED_REPAIR
+                elif isinstance(why, AcrossSamples) or (
                     kind in KINDS and self._is_readable_without_batch(kind, names, is_read, attributes, opset)
                 ):
                     repair += f" {self.batch_question}{TWO_SAMPLES if self.export_batch == 1 else ''}"

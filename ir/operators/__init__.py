@@ -15,9 +15,10 @@ from ir.operators import (  # noqa: F401  (each module registers its kinds)
     scans,
     shape,
 )
-from ir.operators.base import KINDS, AcrossSamples, BakedBatch, MissingBatch, Unsupported, Usage, Value
+from ir.operators.base import KINDS, AcrossSamples, BakedBatch, MissingBatch, SortedSamples, Unsupported, Usage, Value
 from ir.operators.make import Built, make_operator
 
 __all__ = [
-    "KINDS", "AcrossSamples", "BakedBatch", "Built", "MissingBatch", "Unsupported", "Usage", "Value", "make_operator",
+    "KINDS", "AcrossSamples", "BakedBatch", "Built", "MissingBatch", "SortedSamples", "Unsupported", "Usage", "Value",
+    "make_operator",
 ]  # fmt: skip

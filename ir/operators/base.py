@@ -27,8 +27,8 @@ from ir.operators.line_factors import Follower, Unsupported
 from ir.operators.rule import Dims, Rule
 
 __all__ = [
-    "KINDS", "AcrossSamples", "BakedBatch", "Context", "Dims", "Kind", "MissingBatch", "Result", "Rule", "Unsupported",
-    "Usage", "Value", "all_reduce", "bytes_of", "kind", "statistics", "within",
+    "KINDS", "AcrossSamples", "BakedBatch", "Context", "Dims", "Kind", "MissingBatch", "Result", "Rule",
+    "SortedSamples", "Unsupported", "Usage", "Value", "all_reduce", "bytes_of", "kind", "statistics", "within",
 ]  # fmt: skip
 
 Value = npt.NDArray[Any]
@@ -38,6 +38,10 @@ StatedShape = tuple[tuple[int, ...], str]
 
 class AcrossSamples(Unsupported):
     """The operator would sum over the samples: another dim of an input may be the batch."""
+
+
+class SortedSamples(Unsupported):
+    """The operator puts rows of all samples in one order."""
 
 
 class BakedBatch(Exception):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ir.factors import Passing
-from ir.operators.base import Context, Dims, Result, Unsupported, kind, statistics, within
+from ir.operators.base import Context, Dims, Result, SortedSamples, Unsupported, kind, statistics, within
 
 SAVED_BY_REDUCTIONS = {
     "ReduceSum": ((), ()), "ReduceMean": ((), ()), "ReduceL2": ((0,), (0,)), "ReduceLogSumExp": ((0,), (0,)),
@@ -137,7 +137,8 @@ def top_k(ctx: Context) -> Result:
     if not k:
         raise Unsupported("its k is missing or depends on data")
     if tensor.batch_dim == axis:
-        raise Unsupported("it compares samples with each other")
+        why = "it compares samples with each other"
+        raise SortedSamples(why) if len(tensor.shape) == 1 else Unsupported(why)
     if not 0 <= k[0] <= tensor.shape[axis]:
         raise Unsupported(f"it takes the largest k={k[0]} of {tensor.shape[axis]} values")
     return Result(

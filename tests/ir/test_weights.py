@@ -505,6 +505,18 @@ def test_classical_models_are_refused_as_such():
             load_model(helper.make_model(graph, opset_imports=opsets).SerializeToString())
 
 
+def test_tokens_that_are_sorted_by_their_expert_are_told_how_to_be_exported():
+    """As JetMoE's: no other dim is the batch, and two samples would be sorted too."""
+    nodes = [
+        node("MatMul", ["x", "w"], ["h"]), node("Reshape", ["h", "all"], ["tokens"]),
+        node("TopK", ["tokens", "count"], ["y", "places"], axis=0),
+    ]  # fmt: skip
+    sizes = [numpy_helper.from_array(np.array(v), n) for n, v in (("all", [-1]), ("count", [16]))]
+    with pytest.raises(ModelError, match="compares samples") as fault:
+        load_model(model(nodes, [weight("w", 8, 8), *sizes], [("x", 2, 8)]))
+    assert "loop over all experts" in fault.value.repair and "--batch-dim" not in fault.value.repair
+
+
 @pytest.mark.parametrize("kind", ["NonMaxSuppression", "Unique"])
 def test_what_the_data_size_is_no_batch(kind):
     """Also where the file declares the result, whose leading dim is not the number of samples."""
