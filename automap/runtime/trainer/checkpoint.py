@@ -170,6 +170,7 @@ def write(folder: Path, state: Mapping[str, Any]) -> None:
     try:
         save(dict(state), checkpoint_id=fresh)
     except CheckpointException as fault:
+        _on_first_process(folder, lambda: shutil.rmtree(fresh, ignore_errors=True))  # A full disk has room again.
         raise _unwritable(folder, *_first_failure(fault)) from None
     _on_first_process(folder, lambda: _replace(folder, fresh))
 

@@ -95,6 +95,7 @@ def test_a_folder_that_cannot_be_written_is_an_error_with_a_repair(tmp_path, mon
     monkeypatch.setattr(Path, "rename", full)
     with pytest.raises(UserError, match=r"process 0 says OSError, .*No space left on device"):
         write(tmp_path / "checkpoint", state())
+    assert not list(tmp_path.glob("checkpoint*")), "a part stays on the full disk"
 
 
 def train(network, optimizer):
