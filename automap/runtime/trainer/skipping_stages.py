@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from automap.errors import PlanError
 from automap.runtime.trainer.module_tree import is_called
 from automap.runtime.trainer.roles import Roles
-from automap.runtime.trainer.split_check import computes
+from automap.runtime.trainer.split_check import computes, evaluating
 from automap.runtime.trainer.stage_modules import handed_on, refuse_cut, sent_on, span_of
 from automap.runtime.trainer.supported_plans import FinerThanModules
 from automap.runtime.trainer.training_graph import scores_of
@@ -222,18 +222,13 @@ def _zeros(one: Any, two: Any, run: _Run) -> Any:
 
 def _check(stages: Sequence[nn.Module], inputs: Mapping[str, Tensor], wanted: Tensor, module: nn.Module) -> None:
     """Refuses stages that compute something else than the network, one after the other."""
-    training = {child: child.training for child in module.modules()}
-    module.eval()
     try:
-        with torch.no_grad():
+        with evaluating(module), torch.no_grad():
             crossing: tuple[Tensor, ...] = ()
             for stage in stages:
                 crossing = (stage(*crossing, **inputs),)
     except Exception as fault:
         raise _different(str(fault).split("\n")[0]) from fault
-    finally:
-        for child, before in training.items():
-            child.training = before
     if not torch.equal(crossing[0], wanted):
         raise _different("stages compute something else than the network")
 

@@ -108,12 +108,19 @@ def trained_ones(module: nn.Module, graph: Graph, names: Collection[str]) -> set
 
 @contextlib.contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """A context in which a network is in evaluation mode; afterwards each module is as it was."""
+    """A context in which a network is in evaluation mode; afterwards each module is as it was.
+
+    torch's encoder layers call the modules inside of them, as in training. By themselves they would compute these in
+    one kernel, and what a plan does around a module would not happen.
+    """
     before = {child: child.training for child in module.modules()}
+    is_fused = torch.backends.mha.get_fastpath_enabled()
     module.eval()
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
+        torch.backends.mha.set_fastpath_enabled(is_fused)
         for child, training in before.items():
             child.training = training
 

@@ -97,3 +97,23 @@ def test_a_border_that_data_leave_out_is_named():
         with pytest.raises(PlanError, match=r"left out by the code for these samples.*pp 1") as refused:
             stages[len(given)](*given, x=x + 1e7)
         assert refused.value.field == "module.first"
+
+
+def test_a_cut_inside_of_torch_s_encoder_layer():
+    """In evaluation, in which the stages are checked, the layer by itself calls none of its modules."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+    network = nn.Sequential(nn.Linear(4, 4), layer)
+    places = {"0": 0, "1.self_attn": 0, **{f"1.{name}": 1 for name in ("norm1", "linear1", "linear2", "norm2")}}
+    roles = Roles(stages={**places, "1": 0}, ends={**places, "1": 1})
+
+    def tokens(samples):
+        return [torch.randn(samples, 3, 4, generator=torch.Generator().manual_seed(samples))]
+
+    (x,) = tokens(3)
+    wanted = network(x)
+    one, two = cut_untraced(network, roles, [("1", "1.norm1")], tokens, ("input",))
+    assert {name for name, _ in two.named_parameters()} == {
+        name for name, _ in network.named_parameters() if name.split(".")[1] in ("norm1", "linear1", "linear2", "norm2")
+    }
+    assert torch.equal(two(one(input=x), input=x), wanted)

@@ -44,3 +44,17 @@ def test_numbers_of_heads_are_those_of_ranks_and_features_of_a_head_are_not():
     attention.hidden_size, attention.is_causal = 16, True
     roles = Roles(axis="tp", axis_size=2, modules={}, sizes={"1": {4, 16}})
     assert sizes_of_ranks(nn.Sequential(nn.Linear(4, 16), attention), roles) == ["1.num_heads", "1.hidden_size"]
+
+
+def test_torch_s_encoder_layers_call_their_modules_in_evaluation_too():
+    """Pipeline stages may end inside of them, and look at these modules."""
+    layer, called = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), []
+    forward = layer.norm1.forward
+    layer.norm1.forward = lambda x: called.append(1) or forward(x)
+    x = torch.randn(2, 3, 8)
+    found = computes(layer, [x], ())
+    assert called == [1]
+    assert layer.training and torch.backends.mha.get_fastpath_enabled()
+    with torch.no_grad():
+        torch.testing.assert_close(layer.eval()(x), found)
+    assert called == [1], "by itself the layer is one kernel"
