@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ir.factors import Passing
-from ir.operators.base import Context, Dims, Result, SortedSamples, Unsupported, kind, statistics, within
+from ir.operators.base import Context, Result, SortedSamples, Unsupported, kind, statistics, within
+from ir.operators.rule import Dims
 
 SAVED_BY_REDUCTIONS = {
     "ReduceSum": ((), ()), "ReduceMean": ((), ()), "ReduceL2": ((0,), (0,)), "ReduceLogSumExp": ((0,), (0,)),
