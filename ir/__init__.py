@@ -1,4 +1,4 @@
-"""What a model is: an immutable operator graph with costs, factor rules and a traced batch.
+"""The representation of a model: an immutable operator graph with costs, factor rules and a traced batch.
 
-Independent of devices, plans and torch. Units: bytes, floating-point operations, elements.
+It does not depend on devices, plans or torch. Units: bytes, floating-point operations, elements.
 """

@@ -1,7 +1,8 @@
-"""Adapters: products with two thin matrices, added to what a layer makes of the same input (LoRA, arXiv 2106.09685).
+"""Adapters: two products with thin matrices, whose result is added to that of a layer with the same input (LoRA, arXiv
+2106.09685).
 
-Where ranks split the layer, they split an adapter only where this divides no thin dim: the outputs of its second
-product beside a layer whose outputs are split, and the inputs of its first one beside a layer whose inputs are.
+If ranks split the layer, they split an adapter only along dims that are not thin: the outputs of its second product if
+the outputs of the layer are split, and the inputs of its first product if the inputs of the layer are split.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from ir.graph import Graph, Operator, once_per_graph
 
 CARRIED = frozenset({"Add", "Cast", "Div", "Dropout", "Identity", "Mul"})
-"""Kinds that a scale, a bias, a dropout or another type consists of, where one operand alone depends on data."""
+"""Kinds of operators for a scale, a bias, a dropout or a conversion of types, in which one operand depends on data."""
 
 
 @once_per_graph
@@ -35,7 +36,7 @@ def adapters(graph: Graph) -> Mapping[str, str]:
 
 
 def _adapts(graph: Graph, first: Operator, second: Operator, layer: Operator) -> bool:
-    """Whether two products are an adapter of a layer: they begin where it does, and are thin between."""
+    """Whether two products are an adapter of a layer: they read the same input, and the tensor between them is thin."""
     origins = [_origin(graph, _data(graph, op)[0]) for op in (first, layer)]
     widths = [graph.tensors[name].shape[-1] for name in (_data(graph, first)[0], first.outputs[0], second.outputs[0])]
     return origins[0] == origins[1] and layer is not first and widths[1] < min(widths[0], widths[2])

@@ -1,14 +1,14 @@
-"""The order of the operators: it does not depend on the order of the file, and equal layers are written alike.
+"""The order of the operators: it does not depend on the order of the file, and is the same in equal layers.
 
-A network can be written in any order in which each operator stands after its operands, and exporters and tools write
-different ones. But a unit of a pipeline consists of consecutive operators, and two units are of one type only where
-their operators are equal one by one. If each of twelve equal layers were written in another order, the file would have
+A network can be written in any order in which each operator comes after its operands, and exporters and tools write
+different ones. But a unit of a pipeline consists of consecutive operators, and two units have the same type only if
+their operators are equal one by one. If each of twelve equal layers were written in another order, there would be
 twelve types of units, each with a price of its own.
 
-So operators are put into an order that follows from the graph alone, neither from names nor from the file: each one
-after its operands, which are computed one after the other. Which of several operands comes first, and which tensors
-are computed before everything else, is tried in a few ways (`WAYS`). The file's own order is taken only where it has
-fewer unlike operators.
+So operators are sorted into an order that follows from the graph alone, not from names or from the file: each operator
+comes after its operands, which are computed one after the other. A few ways (`WAYS`) are tried to choose which of
+several operands comes first, and which tensors are computed before everything else. The order of the file is used only
+if it has fewer unlike operators.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ the best of these ways."""
 
 
 def alike_order(graph: Graph) -> Graph:
-    """The localized graph in the order with the fewest unlike operators, in the first one of several such orders."""
+    """The localized graph in the order with the fewest unlike operators; of several such orders the first."""
     plain = _in_operand_order(graph, is_deepest_first=True)
     best: Graph | None = None
     fewest = 0
@@ -61,9 +61,9 @@ def _in_operand_order(graph: Graph, *, is_deepest_first: bool, many: int | None 
     """The graph with each operator after the last of its operands.
 
     Args:
-        graph: the graph; its order decides nothing but which of several tensors that many products read is first.
+        graph: the graph. Its order only decides which of several tensors that many products read comes first.
         is_deepest_first: see `WAYS`.
-        many: see `WAYS`; None where nothing is computed before the rest.
+        many: see `WAYS`; None: no tensor is computed before everything else.
     """
     operators = graph.operators
     makers = [[graph.producer[name] for name in op.inputs if name in graph.producer] for op in operators]

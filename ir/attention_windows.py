@@ -1,8 +1,8 @@
-"""Which keys the queries of each attention see: all, the earlier ones, or those in a window around their own position.
+"""The keys that the queries of each attention see: all, earlier ones, or those in a window around the own position.
 
-Masks are written in many ways: as attributes, as stored triangles, as positions that are compared with each other, and
-together with masks of padding. Here the mask of the first sample and head is computed, as far as no data decide it;
-what data decide counts as seen. Units: positions.
+Masks are written in many ways: as attributes, as stored triangles, as comparisons of positions, and together with masks
+of padding. This module computes the mask of the first sample and head, as far as it does not depend on data; keys whose
+mask depends on data count as seen. Units: positions.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ir.groups import fused_groups
 from ir.known_values import FIRST, HIDING, Known, KnownValues
 
 MAX_PAIRS = 1 << 17
-"""Pairs of a query and a key that are looked at (assumed); of larger masks a part of the queries."""
+"""Largest number of pairs of a query and a key that are computed (assumed); of larger masks only some queries are."""
 MIN_ROWS = 5
-"""Queries that are looked at in any case, the first and the last among them (assumed)."""
+"""Least number of queries that are computed, the first and the last among them (assumed)."""
 _ORDERS = frozenset({"Less", "LessOrEqual", "Greater", "GreaterOrEqual"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Window:
-    """The keys that a query sees, as FlashAttention states them: a band around the diagonal."""
+    """The keys that a query sees, in the form of FlashAttention's windows: a band around the diagonal."""
 
     left: int | None = None
     """Keys before the query's own position that it sees; None = all."""
@@ -35,7 +35,7 @@ class Window:
     """Keys after the query's own position that it sees; None = all, 0 = a causal mask."""
 
     def __and__(self, other: Window) -> Window:
-        """The keys that both show."""
+        """The keys that are in both windows."""
         left = [w.left for w in (self, other) if w.left is not None]
         right = [w.right for w in (self, other) if w.right is not None]
         return Window(left=min(left, default=None), right=min(right, default=None))
@@ -56,7 +56,7 @@ class Mask:
     """Which keys the queries of one attention see."""
 
     window: Window
-    """Its sides that hide something; where no window is found, what is known of a causal mask."""
+    """The window, without limits that hide no key; if none is found, CAUSAL or EVERYTHING."""
     queries: int
     """Number of queries of a sample."""
     keys: int
@@ -86,7 +86,7 @@ class _Finder:
         groups = [group for group in fused_groups(graph) if group.kind == "attention"]
         members = [graph.operators[i] for group in groups for i in group.members]
         scores = {name for op in members if op.kind in PRODUCTS for name in op.outputs}
-        # A mask that is one with a bias of parameters is no window: kernels take such a sum as numbers.
+        # The sum of a mask and a bias of parameters is no window: kernels need such a sum as a tensor.
         self.values = KnownValues(graph, scores, {name for op in members for name in op.outputs})
         self._bands: dict[tuple[int, int, int], Window | None] = {}
         self._triangles: dict[str, bool] = {}
@@ -114,7 +114,7 @@ class _Finder:
         return Mask(window=(stated & found).within(queries, keys), queries=queries, keys=keys)
 
     def _band(self, name: str, queries: int, keys: int) -> Window | None:
-        """The band that a mask shows; None where that is no band, or where data may hide what nothing else hides."""
+        """The band of keys that a mask shows; None if it shows no band, or if data may hide further keys."""
         key = (self.values.number(name), queries, keys)
         if key not in self._bands:
             self._bands[key] = self._looked_at(name, queries, keys)
@@ -147,7 +147,7 @@ def _stated(op: Operator) -> Window:
 
 
 def _hidden(found: Known, rows: int, keys: int) -> npt.NDArray[np.bool_]:
-    """[rows, keys] where a mask of truth values or of scores hides a key in any case."""
+    """[rows, keys] whether a mask, of truth values or of scores, hides a key for any data."""
     hides = ~found.values if found.values.dtype == bool else found.values <= HIDING
     whole = np.broadcast_to(
         hides & found.known, np.broadcast_shapes(found.known.shape, found.values.shape, (rows, keys))
@@ -156,10 +156,10 @@ def _hidden(found: Known, rows: int, keys: int) -> npt.NDArray[np.bool_]:
 
 
 def _band(hidden: npt.NDArray[np.bool_], rows: npt.NDArray[np.int64], queries: int) -> Window | None:
-    """The band that is not hidden in some rows of a mask; None where that is no band.
+    """The band of keys that some rows of a mask show; None if they show no band.
 
     Args:
-        hidden: [rows, keys] what the mask hides.
+        hidden: [rows, keys] whether the mask hides a key.
         rows: the queries of the rows, the first and the last of all among them.
         queries: number of all queries.
     """
@@ -173,7 +173,7 @@ def _band(hidden: npt.NDArray[np.bool_], rows: npt.NDArray[np.int64], queries: i
 
 
 def _is_triangle(graph: Graph, name: str) -> bool:
-    """Whether a tensor is made of a constant triangle, or of positions that are compared with positions."""
+    """Whether a tensor is computed from a constant triangle, or from comparisons of positions."""
     pending, seen = [name], set[str]()
     while pending:
         index = graph.producer.get(pending.pop())

@@ -1,8 +1,8 @@
 """Tracing the batch through constants of a file that was exported at some batch size.
 
-Shapes are kept at one sample. A constant of the file (the target of a Reshape or an Expand, a bound of a Slice) was
-written for `export_batch` samples; here it is resolved and brought to one sample. The batch is always the major part of
-its dim: a dim `(a b)` with a larger loop in front of the batch cannot be represented and is reported.
+Shapes are stored for one sample. A constant of the file (the target of a Reshape or an Expand, a bound of a Slice) was
+written for `export_batch` samples; this module resolves it and converts it to one sample. The batch is always the major
+part of its dim: a dim `(a b)` with another loop before the batch cannot be represented, and is reported.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Target:
     batch_dim: int | None
     """Dim that carries the batch, or None."""
     is_traced: bool = True
-    """Whether the place of the batch is certain, and the major part of its dim."""
+    """Whether the dim of the batch is certain, and the batch is its major part."""
 
 
 def resolve(shape: Sequence[int], target: Sequence[int], *, allow_zero: bool = False) -> tuple[int, ...] | None:
@@ -44,10 +44,10 @@ def resolve(shape: Sequence[int], target: Sequence[int], *, allow_zero: bool = F
 def reshape_target(
     tensor: Tensor, target: Sequence[int], *, export_batch: int, allow_zero: bool = False
 ) -> Target | None:
-    """The shape that a Reshape gives, and where it puts the batch.
+    """The shape of the result of a Reshape, and its batch dim.
 
-    The dims in front of the batch have a product in the input; in the output the batch must be in the dim at which the
-    running product of sizes reaches the same number.
+    The dims before the batch have the same product of sizes in the input and in the output, which determines the dim of
+    the batch in the output.
 
     Args:
         tensor: input at one sample.
@@ -72,7 +72,7 @@ def reshape_target(
 
 
 def _kept(tensor: Tensor, shape: Sequence[int]) -> int:
-    """How many dims of a tensor a view leaves as they are; -1 where the two have no common factors."""
+    """Number of dims of a tensor that a view does not change; -1 if the two shapes have no common factors."""
     groups = align(tensor.shape, shape)
     if not all(sizes for *_, sizes in groups):
         return -1
@@ -80,9 +80,9 @@ def _kept(tensor: Tensor, shape: Sequence[int]) -> int:
 
 
 def _of_one_sample(tensor: Tensor, target: Sequence[int], batch: int, *, allow_zero: bool) -> Target | None:
-    """What a Reshape makes of a tensor that the exporter had repeated for each sample, and that is kept once.
+    """The target of a Reshape of a tensor that the exporter repeated for each sample, and that is stored once here.
 
-    The samples are taken from the dim of the target that leaves most of the tensor's dims as they are.
+    The samples are removed from the dim of the target for which most dims of the tensor do not change.
     """
     at_one = [i for i, size in enumerate(tensor.shape) if size == 1]
     repeated = [tuple(batch if d == i else size for d, size in enumerate(tensor.shape)) for i in at_one]
@@ -114,7 +114,7 @@ def _place(tensor: Tensor, shape: tuple[int, ...], batch: int) -> Target:
         if reached > before and not found:
             break
     if found:
-        # Of several dims of 1 in front, the one that holds it already.
+        # Of several leading dims of size 1, the one that is the batch dim of the input.
         *_, dim = min(found)
         return Target(tuple(s // batch if i == dim else s for i, s in enumerate(shape)), dim)
     guess = next((i for i, s in enumerate(shape) if s % batch == 0), None)

@@ -1,7 +1,7 @@
-"""Units: the pieces of a graph between legal cuts, with repeated structure recognised.
+"""Units: the pieces of a graph between legal cuts (`ir.cuts`), with repeated structure recognised.
 
-`ir.cuts` says where cuts are legal. A piece without heavy work is merged with a neighbour that has some; then repeats
-of one to twelve pieces are fused, so that a transformer layer is one unit.
+A piece without heavy operators is merged with a neighbour that has some. Then each repeated sequence of up to twelve
+pieces becomes one unit, so that a transformer layer is one unit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_PERIOD = 12
 NORMALISATIONS = {
     "LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization", "GroupNormalization", "ReduceMean",
 }  # fmt: skip
-"""Kinds with which a cheap piece belongs to the next unit: pre-norm, or the final norm and the head."""
+"""Kinds of operators in a cheap piece that belongs to the next unit: a norm before a layer, or before the head."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,13 +30,13 @@ class Unit:
     start: int
     """Index of the first operator."""
     stop: int
-    """Index behind the last operator."""
+    """One past the index of the last operator."""
     type: int
-    """Unit type; units of equal type are isomorphic operator by operator, and what crosses them is alike."""
+    """Unit type. Units of one type are isomorphic operator by operator, and the tensors that cross them are alike."""
     structure: int
-    """Number that units have in common which are isomorphic, whatever crosses them."""
+    """Number of the structure. Isomorphic units have the same number, whatever tensors cross them."""
     boundary: str | None
-    """Name of the tensor that crosses the cut behind the unit, see `Cut`; None for the last unit."""
+    """Name of the tensor that crosses the cut after the unit, see `Cut`; None for the last unit."""
     beside: tuple[str, ...] = ()
     """Names of the other tensors that cross it."""
 
@@ -50,9 +50,10 @@ class Blocks:
     num_types: int
     """Number of unit types."""
     handed_on: tuple[frozenset[tuple[int, int]], ...] = ()
-    """[types] where the tensors that cross behind a unit of the type beside its boundary are first read or made in it:
-    offset of the operator in the unit, and position among its operands and results. Units of a type differ in this,
-    as the last one that reads a carried tensor does; what any of them hands on counts for all."""
+    """[types] the tensors that cross out of a unit of the type beside its boundary tensor, given by the place where the
+    unit first reads or makes each: offset of the operator in the unit, and position among its operands and results.
+    Units of a type may differ in this (the last unit that reads a carried tensor does not hand it on); the union over
+    all units of the type is stored."""
 
     @functools.cached_property
     def carried(self) -> frozenset[str]:
@@ -60,7 +61,7 @@ class Blocks:
         return frozenset(name for unit in self.units for name in unit.beside)
 
     def carried_results(self, graph: Graph, type: int) -> set[tuple[int, int]]:  # noqa: A002
-        """Offset of an operator in units of a type, and number of its result, of results that are carried."""
+        """The results of units of a type that are carried tensors: offset of the operator, and number of its result."""
         return {
             (offset, slot)
             for unit in self.units
@@ -99,7 +100,7 @@ def find_units(graph: Graph, *, several: bool = True) -> Blocks:
     segments = _merge(graph, list(zip([first, *ends[:-1]], ends, strict=True)))
     hasher = _Hasher(graph)
     kinds = [hasher.segment(start, stop, cuts.get(start - 1)) for start, stop in segments]
-    # The layers of a profile are units as they are: two that take turns would otherwise never be cut apart.
+    # Each layer of a profile is a unit of its own. If repeats were fused, alternating layers could never be cut apart.
     is_profile = any(op.kind == LAYER for op in ops)
     groups = [(k, k + 1) for k in range(len(kinds))] if is_profile else repeats(kinds)
     types: dict[Any, int] = {}
@@ -122,7 +123,7 @@ def find_units(graph: Graph, *, several: bool = True) -> Blocks:
 
 
 def _places(ops: Sequence[Operator], names: Collection[str]) -> Mapping[str, tuple[int, int]]:
-    """Some tensors that the operators of a unit read or make -> where they first do, see `Blocks.handed_on`."""
+    """For each of some tensors, the place where a unit first reads or makes it, see `Blocks.handed_on`."""
     found: dict[str, tuple[int, int]] = {}
     for offset, op in enumerate(ops if names else ()):
         for slot, name in enumerate((*op.inputs, *op.outputs)):
@@ -132,9 +133,9 @@ def _places(ops: Sequence[Operator], names: Collection[str]) -> Mapping[str, tup
 
 
 def _reads_again(graph: Graph, start: int, stop: int) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """Where the operators of a unit read a parameter more than once: offset of the operator and place, by parameter.
+    """For each parameter that a unit reads more than once: offsets of the operators, and positions of the operand.
 
-    The unit has such a parameter once. Two units that are alike otherwise may have one parameter there, or several.
+    This distinguishes a unit that reads one parameter twice from a unit, equal otherwise, that reads two parameters.
     """
     found: dict[str, list[tuple[int, int]]] = {}
     for offset, op in enumerate(graph.operators[start:stop]):
@@ -145,15 +146,15 @@ def _reads_again(graph: Graph, start: int, stop: int) -> tuple[tuple[tuple[int, 
 
 
 def _form(tensor: Tensor) -> tuple[Any, ...]:
-    """What the costs of sending a tensor depend on."""
+    """The properties of a tensor on which the cost of sending it depends."""
     return tensor.dtype, tensor.batch_dim, tensor.shape
 
 
 def _merge(graph: Graph, segments: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Merges segments without heavy work with a neighbour: the next one where `_opens`, else the one before.
+    """Merges segments without heavy operators with a neighbour: the next one if `_opens`, else the one before.
 
-    A norm in front of a segment that begins with a norm of its own belongs to what is before: it is the norm behind the
-    embedding of BLOOM, with which the first layer would be unlike the others.
+    A norm before a segment that itself begins with a norm is merged with the segment before. This is the case for the
+    norm after BLOOM's embedding; merged with the first layer, it would make this layer unlike all others.
     """
     heavy = [any(is_heavy(graph, graph.operators[i]) for i in range(a, b)) for a, b in segments]
     if not any(heavy):
@@ -195,13 +196,13 @@ class _Hasher:
         self.graph = graph
         self.alike: dict[Any, int] = {}
         self.parts: dict[int, int] = {}
-        """Rules and attributes, by the object -> the number of those equal to it: hashing them takes long, and most
-        operators share them."""
+        """Numbers of rules and attributes by the identity of the object, since hashing them takes long and most
+        operators share the objects. Equal objects have the same number."""
         self.known: dict[Any, int] = {}
         self.segments: dict[tuple[int, ...], int] = {}
 
     def segment(self, start: int, stop: int, cut: Cut | None) -> int:
-        """Number of the structure of some operators behind a cut."""
+        """Number of the structure of the operators of a segment, which come after a cut."""
         local: dict[str, tuple[int, int]] = {}
         outside: dict[str, int] = {}
         keys = []
@@ -222,7 +223,7 @@ class _Hasher:
                 where = (tensor.role, outside.setdefault(name, len(outside)) if tensor.role == "activation" else -1)
             wires.append((where, tensor.shape, tensor.dtype, tensor.batch_dim))
         results = tuple((tensors[n].shape, tensors[n].dtype, tensors[n].batch_dim) for n in op.outputs)
-        # Of two layers that are alike, one may be trained and the other one frozen.
+        # Two layers that are equal otherwise may differ in whether they are frozen.
         gradients = tuple(n in self.graph.trained for n in op.inputs) if self.graph.has_frozen else ()
         key = (
             op.kind,
@@ -247,7 +248,7 @@ class _Hasher:
 
 
 def repeats(kinds: Sequence[int]) -> list[tuple[int, int]]:
-    """Divides a sequence into groups: the repeats that cover most, then likewise the rest before and behind them.
+    """Divides a sequence into groups: the repeat that covers most of it, and recursively the parts before and after it.
 
     Returns:
         (start, stop) of each group in order; equal periods of one repeat are one group each.
@@ -267,19 +268,18 @@ def repeats(kinds: Sequence[int]) -> list[tuple[int, int]]:
 
 
 class _Repeat(NamedTuple):
-    """Numbers that occur two or more times behind each other."""
+    """A sequence of numbers that occurs two or more times consecutively."""
 
     start: int
-    """Index of the first one."""
+    """Index of the first number."""
     stop: int
-    """Index behind the last one."""
+    """One past the index of the last number."""
     period: int
-    """How many of them are one period."""
+    """Length of the repeated sequence."""
 
 
 def _longest_repeat(kinds: Sequence[int], first: int, last: int) -> _Repeat | None:
-    """The repeat that covers most of a sequence from `first` to before `last`; of equal ones that of shortest
-    period."""
+    """The repeat that covers most of `kinds[first:last]`; of equal ones that with the shortest period."""
     best: _Repeat | None = None
     for period in range(1, min(MAX_PERIOD, (last - first) // 2) + 1):
         start = first

@@ -1,11 +1,11 @@
-"""Rewrites that give equal computations equal graphs, whichever exporter wrote them.
+"""Rewrites after which equal computations have equal graphs, whichever exporter wrote them.
 
-1. `Reshape [b,h,s,d] -> [(b h),s,d]; Transpose; Reshape back` becomes a Transpose of the whole: in `(b h)` the heads
-   are the minor part and could not be split.
-2. `Reshape [b,s,k] -> [(b s),k]; product; bias; Reshape -> [b,s,n]` becomes a product and a bias on `[b,s,k]`: `(b s)`
-   could be split by samples only, `[b,s,k]` is split by samples and by positions.
+1. `Reshape [b,h,s,d] -> [(b h),s,d]; Transpose; Reshape back` becomes a Transpose of `[b,h,s,d]`, since in `(b h)` the
+   heads are the minor part and could not be split.
+2. `Reshape [b,s,k] -> [(b s),k]; product; bias; Reshape -> [b,s,n]` becomes a product and a bias on `[b,s,k]`, since
+   `(b s)` could be split by samples only, and `[b,s,k]` also by positions.
 3. A softmax in small steps becomes a Softmax (`ir.spelled_out`).
-4. A bias after a product costs no traffic of its own: it is added where the product is written (GEMM epilogue).
+4. A bias after a product has no memory traffic of its own: the kernel of the product adds it (GEMM epilogue).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ir.rewrite import Rewrite
 from ir.spelled_out import spelled_out
 
 BIAS_TRAFFIC = (0.0, 0.5)
-"""Traffic of such a bias: forward none, in the epilogue of the product; backward the output gradient is read once more
-and summed."""
+"""Memory traffic of such a bias: forward none, in the epilogue of the product; backward, the output gradient is read
+once more to be summed."""
 
 
 def canonical(graph: Graph) -> Graph:
@@ -138,16 +138,16 @@ def _unmerge(graph: Graph, rewrite: Rewrite, at: int, reshape: Operator) -> None
 
 
 def _bias_of(graph: Graph, product: str) -> tuple[int | None, str]:
-    """Index of the Add of a bias, one number a column, that alone reads a product, and its result.
+    """Index of the Add of a bias, one number for each column, that is the only reader of a product; and its result.
 
-    Without such a bias, None and the product itself.
+    Without such a bias: None, and the product itself.
     """
     reader = _reader(graph, product, "Add")
     if reader is None:
         return None, product
     add = graph.operators[reader]
     side = next((name for name in add.inputs if name != product), product)
-    # Nothing but one number a column broadcasts to more leading dims.
+    # Only a vector with one number for each column can also be added to a tensor with more leading dims.
     if side == product or len(graph.tensors[side].shape) != 1 or graph.tensors[side].batch_dim is not None:
         return None, product
     return reader, add.outputs[0]

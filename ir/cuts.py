@@ -1,16 +1,16 @@
-"""Cuts: where a graph may be divided between the stages of a pipeline, and what crosses there.
+"""Cuts: the places where a graph may be divided between the stages of a pipeline, and the tensors that cross there.
 
-A cut after an operator is legal where exactly one tensor that depends on the samples crosses it, the *boundary*.
-Tensors that depend on parameters only (views), buffers, constants and data inputs are available everywhere and do not
-count. A tensor that many later pieces read (the memory of an encoder, read by every decoder layer) is *carried*: it may
+A cut after an operator is legal if exactly one tensor that depends on the samples crosses it, the *boundary*. Tensors
+that depend on parameters only (views), buffers, constants and data inputs are available in all stages and do not count.
+A tensor that many later pieces read (the memory of an encoder, which every decoder layer reads) is *carried*: it may
 cross cuts beside the boundary.
 
-Where a large part of a model has no such cut, several tensors may cross: the skips of a U-Net, the last two cells of
-NASNet, the branches of HRNet, the other tower of a model with two. The boundary is then the tensor that is made last.
+If a large part of a model has no such cut, several tensors may cross: the skips of a U-Net, the last two cells of
+NASNet, the branches of HRNet, the other one of two towers. The boundary is then the tensor that is made last.
 
-No cut is inside a fused group (`ir.groups`): a kernel runs as a whole. Where a model reads its data input directly, as
-a single layer of attention does, nothing else would keep queries, keys and values together. An activation may be cut
-off from its gate, for a whole tower may be between the two.
+No cut is inside a fused group (`ir.groups`), since a kernel runs as a whole. In a model whose attention reads the data
+input directly, no other rule would keep queries, keys and values together. A cut between an activation and its gate is
+legal, because a whole tower may be between the two.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from ir.groups import fused_groups
 from ir.operators.measured import LAYER
 
 MIN_CARRIED_PIECES = 3
-"""Least number of pieces in which a carried tensor feeds heavy work: a residual feeds two, where its branch begins and
-ends."""
+"""Least number of pieces with heavy operators that read a carried tensor. A residual has two: where its branch begins
+and where it ends."""
 MAX_CARRIED = 8
-"""Number of candidates that are tried, those with most readers first (assumed)."""
+"""Largest number of candidates that are tried, those with most readers first (assumed)."""
 LOSSES = {"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss", "MeanSquaredErrorLoss"}
 MIN_SHARE = 1 / 16
-"""Least share of the forward FLOPs around a cut where several tensors cross that has no better cut. Chosen so that
-AmoebaNet-D can be cut between its first cells, as torchgpipe's published pipelines are; with 1/8, 1/12 and 1/14 it
-cannot. Blocks of most models have less."""
+"""Least share of the forward FLOPs of the part of a model around a cut with several tensors that has no better cut.
+Chosen so that AmoebaNet-D can be cut between its first cells, as in torchgpipe's published pipelines; with 1/8, 1/12
+and 1/14 it cannot. Blocks of most models have a smaller share."""
 MIN_HEAVY = 8
-"""Least number of heavy operators there (assumed): each half of a layer without adapters has fewer."""
+"""Least number of heavy operators in this part (assumed). Each half of a layer without adapters has fewer."""
 MAX_CROSSING = 64
 """Largest number of tensors that may cross a cut (assumed)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cut:
-    """What crosses between two operators."""
+    """The tensors that cross between two operators."""
 
     boundary: str
     """Name of the tensor that the units after the cut continue from."""
@@ -51,15 +51,15 @@ class Cut:
 
 
 def find_cuts(graph: Graph, ignored: frozenset[str] = frozenset(), *, several: bool = True) -> dict[int, Cut]:
-    """All cuts of a graph, see the module. Linear in the graph, but for the search of carried tensors.
+    """All cuts of a graph, see the module. Takes linear time, except for the search of carried tensors.
 
     Args:
         graph: in canonical order.
         ignored: names of tensors that do not count.
-        several: whether several tensors may cross, but for carried ones, which may in any case.
+        several: whether several tensors may cross besides carried ones.
 
     Returns:
-        index of an operator -> what crosses after it.
+        Index of an operator -> the cut after it.
     """
     carried = carried_tensors(graph, ignored)
     alone = legal_cuts(graph, ignored)
@@ -115,7 +115,7 @@ def legal_cuts(graph: Graph, ignored: frozenset[str] = frozenset()) -> dict[int,
     for i in range(num):
         count += change[i]
         number += total[i]
-        # Views stand before their first consumer: cut after the consumer before them, not between.
+        # Views come directly before their first consumer, so there is no cut after a view.
         if count == 1 and not inside[i] and not graph.operators[i].is_view:
             name = names[number - 1]
             if graph.tensors[name].batch_dim is not None:
@@ -162,7 +162,7 @@ def is_heavy(graph: Graph, op: Operator) -> bool:
 
 
 def nearest_smaller(sizes: Sequence[float]) -> list[int]:
-    """For each place the nearest place before it with a smaller size, or -1."""
+    """For each index, the nearest index before it with a smaller size, or -1."""
     found, stack = [], [-1]
     for i, count in enumerate(sizes):
         while stack[-1] >= 0 and sizes[stack[-1]] >= count:
@@ -192,11 +192,12 @@ def _crossing(graph: Graph, places: Collection[int], ignored: frozenset[str]) ->
 
 
 def _further_cuts(graph: Graph, known: Collection[int], ignored: frozenset[str]) -> dict[int, str]:
-    """Cuts where several tensors cross -> their boundaries.
+    """Cuts where several tensors cross: index of the operator before the cut -> its boundary.
 
-    Between two heavy operators it is the place where least crosses. It is worth a cut if `MIN_HEAVY` operators with
-    `MIN_SHARE` of all FLOPs are between the nearest places before and after it where less crosses: the inside of a
-    short branch has its ends there.
+    Between two heavy operators, the candidate is the place where the fewest elements cross. It becomes a cut if the
+    part of the graph between the nearest places before and after it where fewer elements cross has `MIN_HEAVY` heavy
+    operators and the share `MIN_SHARE` of all FLOPs. So there is no cut inside a short branch, at whose ends fewer
+    elements cross.
 
     Args:
         graph: in canonical order.
@@ -223,7 +224,7 @@ def _further_cuts(graph: Graph, known: Collection[int], ignored: frozenset[str])
         higher = [len(between) - 1 - i for i in nearest_smaller(between[::-1])][::-1]
         for one, other in itertools.pairwise(inside):
             places = [i - start - 1 for i in range(one, other) if may_cross[i] and not shared[i - start - 1]]
-            # The last one of several: a convolution stands with the norm and the activation after it.
+            # Of several such places the last one, so that the norm and the activation stay with the convolution.
             at = min(reversed(places), key=between.__getitem__, default=None)
             if at is None:
                 continue
@@ -235,7 +236,7 @@ def _further_cuts(graph: Graph, known: Collection[int], ignored: frozenset[str])
 
 
 def _crossing_sizes(graph: Graph, ignored: frozenset[str]) -> tuple[list[int], list[bool]]:
-    """[operators] elements of one sample that cross after each operator; [operators] whether all of it can be sent."""
+    """[operators] elements of one sample that cross after each operator; [operators] whether all can be sent."""
     num = len(graph.operators)
     elements, counts, unsent = ([0] * (num + 1) for _ in range(3))
     for i in range(num):
@@ -253,8 +254,8 @@ def _crossing_sizes(graph: Graph, ignored: frozenset[str]) -> tuple[list[int], l
 
 
 def _sharing(graph: Graph, start: int, stop: int, heavy: Sequence[int]) -> list[int]:
-    """Number of parameters that heavy operators read both before and after each place between two cuts: the steps of a
-    recurrence, or heads that share their weights."""
+    """For each place between two cuts, the number of parameters that heavy operators read both before and after it, as
+    in the steps of a recurrence, or in heads that share their weights."""
     last: dict[str, int] = {}
     change = [0] * (stop - start + 1)
     for i in heavy:

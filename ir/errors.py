@@ -102,7 +102,7 @@ def too_expensive(message: str, value: object, repair: str) -> ModelTooExpensive
 
 
 def ask_for_batch(name: str, rank: int) -> str:
-    """Asks which dim of an input is the batch, where it seems not to be the first one.
+    """A repair that asks which dim of an input is the batch, if it seems not to be the first one.
 
     Args:
         name: the input; empty = the file has none.

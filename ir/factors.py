@@ -1,13 +1,13 @@
 """Factor rules and the signatures (S / B / P placements) that follow from them.
 
-A factor is one loop of an operator (einsum style): `MatMul: b m k+, k n -> b m n` has factors b, m, k, n. Splitting a
-factor over a mesh axis splits every operand dim of which it is the *major* factor, leaves operands without it whole,
-and makes the outputs partial when it is summed (`+`). OneFlow's SBP and PyTorch's DTensor placements name the same
-three things: S(i) = Shard(i), B = Replicate(), P = Partial().
+A factor is one loop of an operator, as in einsum: `MatMul: b m k+, k n -> b m n` has factors b, m, k, n. If a factor is
+split over a mesh axis, then every operand dim of which it is the *major* factor is split, operands without it are whole
+(B), and the outputs are partial sums (P) if the factor is summed (`+`). OneFlow's SBP and PyTorch's DTensor have the
+same three placements: S(i) = Shard(i), B = Replicate(), P = Partial().
 
-Gradients follow from the rule too: the gradient of an operand that lacks the split factor is a sum over it, hence
-partial; the gradient of a split operand is split alike; the gradient of a partial value is whole. A bias that is added
-to a partial value is added on the first rank of the axis only (`ir.linkage.operator_signatures`).
+Gradients follow from the rule too: the gradient of an operand without the split factor is a sum over it, hence P; the
+gradient of a split operand is split in the same way; the gradient of an operand that is P is whole. A bias that is
+added to a tensor that is P is added on the first rank of the axis only (`ir.linkage.operator_signatures`).
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ BROADCAST: Placement = -1
 PARTIAL: Placement = -2
 
 LEAST_PART = 512
-"""Elements of a dim that every rank has where ranks share the dim unevenly (assumed). The largest part is then at most
-1/512 larger than an even one, by which the price is off there; vocabularies are shared so by up to 98 ranks."""
+"""Least number of elements on every rank if a dim is split unevenly (assumed). The largest part is then at most 1/512
+larger than an even one, and so is the error of the price. Vocabularies can be split like this over up to 98 ranks."""
 ANY_PARTS = ("", "softmax", "norm", "cross_entropy")
-"""Exchanges inside an operator that are sums over the ranks, for which parts may be of any sizes."""
+"""Collectives inside an operator that sum over the ranks, so that the parts may have any sizes; "" = none."""
 
 Passing = Literal["none", "joint", "multi", "first", "rest"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InternalCollective:
-    """The exchange inside an operator that a split of a factor requires (`@name` marks)."""
+    """The collective inside an operator that a split of a factor requires (mark `@name`)."""
 
     name: str
     """Name of the mark: softmax, norm, cross_entropy, batch_norm, attention or halo."""
     kind: Literal["all_reduce", "all_gather", "all_to_all", "send_recv"]
-    """Collective that is run."""
+    """Kind of the collective."""
     forward_bytes: tuple[float, float] = (0.0, 0.0)
-    """(Fixed, per sample) bytes of the whole tensor that is exchanged forward, before other axes shard it."""
+    """(Fixed, per sample) bytes of its whole tensor in the forward pass, before other axes shard it."""
     backward_bytes: tuple[float, float] = (0.0, 0.0)
-    """(Fixed, per sample) bytes of the whole tensor that is exchanged backward."""
+    """(Fixed, per sample) bytes of its whole tensor in the backward pass."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,11 +56,11 @@ class Factor:
     is_batch: bool = False
     """Whether this is the loop over samples."""
     summed: bool = False
-    """Mark `+`: contracted, so that a split makes the outputs partial."""
+    """Mark `+`: summed over, so that a split makes the outputs P."""
     fixed: bool = False
     """Mark `!`: never split."""
     collective: InternalCollective | None = None
-    """Mark `@name`: split at the price of this exchange; None = split for free."""
+    """Mark `@name`: a split requires this collective; None = a split requires none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,10 +73,10 @@ class FactorRule:
     outputs: tuple[tuple[tuple[int, ...], ...], ...]
     """Result -> dim -> indices into `factors`, major first."""
     passing: Passing = "none"
-    """How partial inputs pass to partial outputs: `joint` = all inputs partial (Add); `multi` = exactly one, any
+    """The inputs that must be P for the outputs to be P: `joint` = all inputs (Add); `multi` = exactly one, any of them
     (MatMul, Mul); `first` = the first one (Div); `rest` = all but the first (Where)."""
     linear: tuple[int, ...] = ()
-    """Inputs that may be the partial one of `multi`, where others (indices) can never be; empty = all."""
+    """With `multi`, the inputs that may be P; empty = all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,17 +84,17 @@ class Signature:
     """One legal way to place an operator's operands on one mesh axis."""
 
     factor: int | None
-    """Index of the split factor; None for the replicated and the partial-passing signatures."""
+    """Index of the split factor; None for signatures that split nothing: all B, or from P to P."""
     inputs: tuple[Placement, ...]
     """Placement that the operator requires of each input."""
     outputs: tuple[Placement, ...]
     """Placement of each output."""
     input_gradients: tuple[Placement, ...]
-    """Placement of the gradient of each input, as the backward pass of this operator writes it."""
+    """Placement of the gradient of each input that the backward pass of this operator produces."""
 
     @property
     def divides_work(self) -> bool:
-        """Whether each rank of the axis does an equal share of the operator."""
+        """Whether each rank of the axis does an equal share of the operator's work."""
         return self.factor is not None
 
     @property
@@ -128,12 +128,12 @@ def parse_placement(text: str) -> Placement:
 
 
 def gradient_placement(placement: Placement) -> Placement:
-    """Placement that a producer requires of the gradient of an output that it wrote with `placement`."""
+    """Placement that the gradient of an output with `placement` must have for the backward pass of its producer."""
     return placement if placement >= 0 else BROADCAST
 
 
 def _split(rule: FactorRule, index: int) -> Signature | None:
-    """The signature that splits factor `index`; None where the factor is a minor one of some dim, or in two dims."""
+    """The signature that splits a factor; None if it is a minor factor of some dim, or in two dims of a tensor."""
     placed: list[list[Placement]] = []
     for side in (rule.inputs, rule.outputs):
         placements: list[Placement] = []
@@ -155,10 +155,11 @@ def _split(rule: FactorRule, index: int) -> Signature | None:
 
 
 def may_be_uneven(rule: FactorRule, index: int) -> bool:
-    """Whether ranks may share a factor unevenly: the first ones equal parts, rounded up, and the last one the rest.
+    """Whether a factor may be split unevenly: the first ranks have equal parts, rounded up, and the last one the rest.
 
-    Samples are shared by the shares of a stage instead. A factor that is merged with others in one dim, such as heads,
-    would be cut where no rank can compute with it; neither can neighbours exchange rows of unlike parts.
+    This is not possible for samples, which a stage divides by its batch shares; for a factor that is merged with others
+    in one dim, such as heads, since the split would be inside a head; and for convolutions whose ranks exchange rows
+    with their neighbours.
     """
     factor = rule.factors[index]
     exchange = factor.collective.name if factor.collective is not None else ""
@@ -169,16 +170,18 @@ def may_be_uneven(rule: FactorRule, index: int) -> bool:
 
 
 def shares_out(size: int, ranks: int, *, unevenly: bool) -> bool:
-    """Whether `ranks` ranks can share a dim of `size`.
+    """Whether a dim can be split over ranks.
 
     Args:
-        unevenly: see `may_be_uneven`.
+        size: size of the dim.
+        ranks: number of ranks.
+        unevenly: whether the split may be uneven, see `may_be_uneven`.
     """
     return size % ranks == 0 or (unevenly and size >= ranks * max(LEAST_PART, ranks))
 
 
 def _linear_sets(rule: FactorRule) -> list[tuple[int, ...]]:
-    """The sets of inputs that may be partial together."""
+    """The sets of inputs that may be P together, with outputs that are P."""
     every = tuple(range(len(rule.inputs)))
     if not every or rule.passing == "none":
         return []
@@ -188,9 +191,9 @@ def _linear_sets(rule: FactorRule) -> list[tuple[int, ...]]:
 
 
 def signatures(rule: FactorRule) -> tuple[Signature, ...]:
-    """All signatures of `rule` on one mesh axis: the batch split first, then other splits, then replicated, then P.
+    """All signatures of `rule` on one mesh axis: first the split of the batch, then other splits, then B, then P.
 
-    Divisibility is not checked, as it depends on the size of the axis.
+    Whether dims divide evenly is not checked, since it depends on the size of the axis.
     """
     found: list[Signature] = []
     order = sorted(range(len(rule.factors)), key=lambda i: not rule.factors[i].is_batch)
@@ -205,8 +208,8 @@ def signatures(rule: FactorRule) -> tuple[Signature, ...]:
     whole = (BROADCAST,) * num_inputs
     found.append(Signature(factor=None, inputs=whole, outputs=(BROADCAST,) * num_outputs, input_gradients=whole))
     for linear in _linear_sets(rule):
-        # The result is linear in these operands together: each rank has a part of them and the whole of the others,
-        # whose gradients are then sums over the parts.
+        # The result is linear in these operands together: they are P, and all others are B. The gradients of the others
+        # are then P too.
         inputs = tuple(PARTIAL if i in linear else BROADCAST for i in range(num_inputs))
         gradients = tuple(BROADCAST if i in linear else PARTIAL for i in range(num_inputs))
         outputs = (PARTIAL,) * num_outputs

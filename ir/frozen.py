@@ -1,8 +1,8 @@
-"""Frozen parameters: which tensors of a graph they are, and which work falls away because they are not trained.
+"""Frozen parameters: the tensors of a graph that are not trained, and the work that is not needed for them.
 
-A frozen parameter lies in memory and is read like any other. What falls away is the gradient of the parameter, and with
-it whatever was saved for this gradient alone; and the whole backward pass of operators at or before which nothing is
-trained. The entries of `ir.operators` decide both: each operator is made once more with what needs a gradient now.
+A frozen parameter is in memory and is read like any other one. It needs no gradient, and no activations are saved for
+this gradient alone. Operators at or before which nothing is trained have no backward pass. Both follow from
+`ir.operators`: each operator is made again there, given which operands need a gradient now.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from ir.graph import Amount, Graph, Operator, Tensor
 from ir.operators import BakedBatch, MissingBatch, Unsupported, make_operator
 
 Fresh = tuple[Amount, float, tuple[str, ...]]
-"""FLOPs of a backward pass, bytes that it moves in multiples of those of all operands, and what is saved for it."""
+"""FLOPs of a backward pass, bytes that it moves in multiples of those of all operands, and tensors saved for it."""
 
 
 def names_in_file(graph: Graph, parameter: str) -> tuple[str, ...]:
-    """The names that a parameter of the graph has in its file: of a piece that of the whole, of experts all."""
+    """The names of a parameter of the graph in its file: for a piece the name of the whole parameter; for the parameter
+    of all experts, the names of those of each expert."""
     if parameter in graph.pieces:
         return names_in_file(graph, graph.pieces[parameter][0])
     return graph.expert_names.get(parameter, (parameter,))
@@ -29,9 +30,9 @@ def freeze(graph: Graph, names: Collection[str]) -> Graph:
     """The graph with some parameters frozen, beside those that are frozen already.
 
     Args:
-        graph: any graph; costs that were stated for its operators are taken for those of a model that is trained whole.
-        names: names of parameters in the file. Others are passed over. The parameter of all experts of a layer is
-            frozen where those of all its experts are.
+        graph: any graph. Costs that were stated for its operators are assumed to be those of a fully trained model.
+        names: names of parameters in the file; other names are ignored. The parameter of all experts of a layer is
+            frozen if the parameters of all of its experts are.
     """
     names = set(names)
     found = {t.name for t in graph.parameters if not t.frozen and names.issuperset(names_in_file(graph, t.name))}
@@ -45,9 +46,9 @@ def freeze(graph: Graph, names: Collection[str]) -> Graph:
 
 
 def backward_share(graph: Graph, op: Operator) -> float:
-    """The FLOPs of a backward pass over those of the forward pass, of an operator whose costs are stated.
+    """The FLOPs of the backward pass over those of the forward pass, for an operator with stated costs.
 
-    They are 2 where inputs and weights need a gradient: as much for the inputs as for the weights.
+    This is 2 if inputs and weights need gradients, which have as many FLOPs each.
     """
     if not graph.has_frozen:
         return 2.0
@@ -58,7 +59,7 @@ def backward_share(graph: Graph, op: Operator) -> float:
 
 
 def _fitted(before: Graph, graph: Graph, op: Operator, known: dict[Any, Fresh | None]) -> Operator:
-    """An operator with the backward pass that is left of it.
+    """An operator with the part of its backward pass that is still needed.
 
     Args:
         before: the graph as it was.
@@ -73,7 +74,7 @@ def _fitted(before: Graph, graph: Graph, op: Operator, known: dict[Any, Fresh | 
     tensors = [graph.tensors[n] for n in op.inputs]
     key = (op.kind, op.attributes, op.opset, len(op.outputs), tuple(needs), *map(_shape, tensors))
     if key not in known:
-        # Stated FLOPs, dims that were padded: only an operator that the table makes as it is can be made again.
+        # An operator with stated FLOPs or padded dims cannot be made again: the table would give another one.
         as_it_was = [before.tensors[n] for n in op.inputs]
         known[key] = _made(op, tensors, needs) if _made(op, as_it_was, needed) == _own(op) else None
     fresh = known[key]
@@ -101,7 +102,8 @@ def _own(op: Operator) -> Fresh:
 
 
 def _made(op: Operator, tensors: Sequence[Tensor], needs: Sequence[bool]) -> Fresh | None:
-    """The backward pass of an operator as the table of kinds has it, given which operands need a gradient; or None."""
+    """The backward pass of an operator by the table of kinds, given which operands need a gradient; None if the table
+    cannot express it."""
     try:
         made = make_operator(
             op.kind,
