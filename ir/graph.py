@@ -89,7 +89,7 @@ class Tensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operator:
-    """One operator: the tensors it reads and writes, its costs, and how it can be sharded."""
+    """One operator: the tensors that it reads and writes, its costs, and its factor rule."""
 
     name: str
     """Unique name; `scope/Kind` when the exporter said which module the operator came from."""
@@ -112,7 +112,7 @@ class Operator:
     scope: str = ""
     """Dotted path of the module in the source program; empty when unknown."""
     is_view: bool = False
-    """Whether the operator only re-arranges parameters, so that it costs nothing a micro-batch."""
+    """Whether the operator only re-arranges parameters, so that it costs nothing for a micro-batch."""
     is_constant: bool = False
     """Whether it depends on neither data nor parameters (masks, positions); duplicated where needed, never cut."""
     attributes: tuple[tuple[str, Any], ...] = ()
@@ -126,7 +126,7 @@ class Operator:
     stated_bytes: float | None = None
     """Bytes moved forward for one sample, as the file states them, which replace those of the operands."""
     annotations: tuple[tuple[str, int], ...] = ()
-    """What the author of the file asks of a plan, see `ir.onnx.readers.annotations`."""
+    """Annotations by the author of the file about plans, see `ir.onnx.readers.annotations`."""
 
     @property
     def is_live(self) -> bool:
@@ -147,11 +147,11 @@ class Operator:
         return self.measured_forward_s, 2.0 * self.measured_forward_s if backward is None else backward
 
     def with_costs(self, costs: Mapping[str, float | None], *, backward: float = 2.0) -> Operator:
-        """The operator with stated costs of one sample in place of all that was stated before.
+        """The operator with new stated costs of one sample, in place of all earlier ones.
 
         Args:
-            costs: forward_s and backward_s in seconds; flops and bytes of the forward pass. Without flops those of the
-                operator stay.
+            costs: forward_s and backward_s in seconds; flops and bytes of the forward pass. Without flops, the
+                operator keeps its FLOPs.
             backward: FLOPs of the backward pass over those of the forward pass.
         """
         op = replace(
@@ -166,7 +166,8 @@ class Operator:
         return replace(op, forward_flops=Amount(per_sample=flops), backward_flops=Amount(per_sample=backward * flops))
 
     def renamed(self, names: Mapping[str, str], *, name: str | None = None, scope: str | None = None) -> Operator:
-        """The operator with its tensors renamed as `names` says, and by default the same name and scope."""
+        """The operator with tensors renamed by `names`, old name -> new name; by default with the same name and
+        scope."""
         get = names.get
         # Written out, as `replace` takes four times as long and deep models are built from copies of one layer.
         return Operator(
@@ -204,10 +205,11 @@ class Graph:
     outputs: tuple[str, ...]
     """Names of the results; the last one is the scalar loss once `ir.loss.with_loss` has run."""
     warnings: tuple[str, ...] = ()
-    """What was assumed or replicated, by operator name, for the user to read."""
+    """Sentences for the user about assumptions, and about replicated operators by name."""
     pieces: Mapping[str, tuple[str, int, int, int]] = field(default_factory=dict)
-    """Parameter that is a piece of a fused one of the file, or of a piece of it -> (that one, dim, start, stop); and
-    inversely parameter of one expert in the file -> (the graph's parameter of all experts, 0, number, number + 1)."""
+    """Two kinds of entries. A parameter of the graph that is a piece of a fused parameter of the file, or a piece of
+    such a piece -> (that parameter, dim, start, stop). A parameter of the file that belongs to one expert -> (the
+    graph's parameter of all experts, 0, number, number + 1)."""
     sha256: str = field(default="", compare=False)
     """Digest of the file that the graph came from; empty for built graphs."""
 
@@ -246,7 +248,7 @@ class Graph:
         return name
 
     def keeps_activations(self, op: Operator) -> bool:
-        """Whether the backward pass of an operator needs an activation."""
+        """Whether the backward pass of an operator needs some activation of the forward pass."""
         return any(self.tensors[name].role == "activation" for name in op.saved)
 
     @cached_property
@@ -255,7 +257,7 @@ class Graph:
         wholes = {whole for whole, *_ in self.pieces.values()}
         found: dict[str, list[str]] = {}
         for name, (whole, *_) in self.pieces.items():
-            # A piece taken apart is a tensor of the graph, or has pieces itself.
+            # A piece is a tensor of the graph, or has pieces itself.
             if name not in self.tensors and name not in wholes:
                 found.setdefault(whole, []).append(name)
         return {whole: tuple(names) for whole, names in found.items()}
@@ -285,8 +287,7 @@ class Graph:
         return frozenset(found)
 
     def runs_backward(self, op: Operator) -> bool:
-        """Whether an operator has a backward pass, so far as frozen parameters decide: something at it or before it is
-        trained."""
+        """Whether some parameter at or before an operator is trained, so that it has a backward pass."""
         return not self.has_frozen or any(name in self.trained for name in op.outputs)
 
     @cached_property

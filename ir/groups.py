@@ -1,10 +1,10 @@
 """Fused groups: operators that every trainer runs as one kernel.
 
-Exporters write attention, norms, gated activations, rotary embedding and cross-entropy as chains of small operators.
-Run one by one they would move every intermediate tensor through memory and save it for the backward pass; the kernels
-that trainers really run keep them in registers. A group is such a chain: its inner tensors are never written, and only
-those in `saved` are kept. The operators stay in the graph with their rules, so that shardings are chosen for each of
-them. Groups are recognised by structure, never by names.
+Exporters write attention, norms, gated activations, rotary embedding and cross-entropy as chains of small operators. If
+these ran one by one, every intermediate tensor would be written to memory and saved for the backward pass. The kernels
+of trainers keep intermediate tensors in registers. A group is such a chain: its inner tensors are never written to
+memory, and only the tensors in `saved` are saved. The operators stay in the graph with their rules, so each has a
+sharding of its own. Groups are recognised by structure, never by names.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ MAX_MEMBERS = 48
 BACKWARD_TRAFFIC: dict[GroupKind, float] = {
     "attention": 2.0, "softmax": 1.5, "norm": 2.0, "activation": 1.7, "rotary": 1.0, "loss": 1.0,
 }  # fmt: skip
-"""Bytes moved backward, in multiples of the bytes of the group's inputs and outputs. Counted as in `ir.operators`:
-attention reads q, k, v, o and do and writes dq, dk, dv (8 transfers against 4); a gate reads three and writes two."""
+"""Bytes moved backward, in multiples of the bytes of the group's inputs and outputs, counted as in `ir.operators`.
+Attention reads q, k, v, o and do and writes dq, dk, dv, which are 8 transfers for 4 inputs and outputs; a gated
+activation reads three tensors and writes two."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +57,8 @@ class FusedGroup:
     saved: frozenset[str]
     """Tensors that the backward pass of the kernel needs."""
     unfused: FusedGroup | None = None
-    """Part of an attention group (scale, mask, softmax) that runs as one kernel where attention is not fused."""
+    """Part of an attention group (scale, mask, softmax) that runs as one kernel if the trainer does not fuse
+    attention."""
 
     runs_backward: bool = True
     """Whether something at the members or before them is trained."""
@@ -74,7 +76,7 @@ def fused_groups(graph: Graph) -> tuple[FusedGroup, ...]:
 
 
 class _Finder:
-    """Finds the groups of one graph; an operator belongs to the first group that takes it."""
+    """Finds the groups of one graph; an operator belongs to the first group in which it is found."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -111,7 +113,7 @@ class _Finder:
         return self.graph.tensors[name].role in ("constant", "buffer") if maker is None else maker.is_constant
 
     def _outputs(self, members: set[int]) -> list[str]:
-        """Names of tensors that members write and other operators, or the user, read."""
+        """Names of tensors that members write, and that other operators or the user read."""
         graph = self.graph
         return [
             name
@@ -145,9 +147,13 @@ class _Finder:
     def _region(
         self, root: str, kinds: set[str], is_side: Callable[[str], bool], of_smaller: Collection[str] = ()
     ) -> list[int]:
-        """Operators of `kinds` that depend on `root` and otherwise on side tensors only, ascending.
+        """Operators of `kinds` that depend on `root` and otherwise only on side tensors, ascending.
 
-        Those of `of_smaller` are taken too where their first operand has fewer elements than `root`.
+        Args:
+            root: name of the tensor.
+            kinds: kinds of operators.
+            is_side: whether a tensor is a side tensor.
+            of_smaller: further kinds, for operators whose first operand has fewer elements than `root`.
         """
         size = self.graph.tensors[root].num_elements
         inside = {root}
@@ -173,7 +179,8 @@ class _Finder:
         return members
 
     def _closed(self, region: Sequence[int], anchors: set[int], root: str) -> set[int]:
-        """The longest prefix of a region with all anchors that writes one tensor, as large as `root`; else nothing."""
+        """The longest prefix of a region that contains all anchors and writes one tensor, with as many elements as
+        `root`; empty if there is none."""
         size = self.graph.tensors[root].num_elements
         for stop in range(len(region), 1, -1):
             members = set(region[:stop])
@@ -213,13 +220,14 @@ class _Finder:
             for name in self._op(index).inputs:
                 members |= self._layout_before(name, members)
         members |= self._layout_behind(second)
-        # Unfused, the weights are written, and dropped out by a kernel of its own.
+        # Without fused attention the weights are written to memory, and dropout is a kernel of its own.
         dropped = {i for i in weighting if self._op(i).kind == "Dropout"}
         kept = {i for i in weighting if not any(i >= d for d in dropped)}
         self._add("attention", members, self._group("softmax", {*scoring, anchor, *kept}))
 
     def _scores(self, anchor: int) -> tuple[int, set[int]] | None:
-        """The one product that the operand of a softmax comes from, and the operators between; None for several."""
+        """The product from which the operand of a softmax comes, and the operators between; None if there are several
+        products."""
         products: set[int] = set()
         leads: dict[int, bool] = {}
 
@@ -242,7 +250,8 @@ class _Finder:
         return (products.pop(), {i for i, hit in leads.items() if hit}) if len(products) == 1 else None
 
     def _weights(self, anchor: int) -> tuple[int, set[int]] | None:
-        """The one product that the result of a softmax goes to, and the operators between; None for several."""
+        """The product that uses the result of a softmax, and the operators between; None if there are several
+        products."""
         products: set[int] = set()
         between: set[int] = set()
         stack = [anchor]
@@ -306,7 +315,7 @@ class _Finder:
         axes = (2,) if op.kind == "GlobalAveragePool" and rank == 3 else dict(op.attributes).get("axes", ())
         if not isinstance(axes, tuple) or tuple(axes) != tuple(range(rank - len(axes), rank)) or not axes:
             return
-        # A variance that is a difference of moments is held at zero or more.
+        # A variance that is computed as a difference of moments is clipped at zero by a Max.
         kinds = POINTWISE | REDUCTIONS | {"Max"}
 
         def is_side(name: str) -> bool:
@@ -314,7 +323,7 @@ class _Finder:
             is_scale = self.graph.is_weight(name) or name in self._of_weights
             return self._is_constant(name) or (is_scale and prod(shape[: -len(axes)]) == 1)
 
-        # What is before the norm may have other readers too, as a scaled embedding has.
+        # The input of the norm may have other readers too, such as a scaled embedding.
         for root in reversed(self._roots(op.inputs[0], POINTWISE)):
             members = self._closed(self._region(root, kinds, is_side, STATISTICS), {anchor}, root)
             if members:
@@ -333,10 +342,10 @@ class _Finder:
         return frozenset(found)
 
     def _scales_before(self, members: set[int]) -> set[int]:
-        """Operators on weights alone that only members of a norm read.
+        """Operators on weights alone whose results only members of a norm read.
 
-        Gemma multiplies by `1 + weight`. Transformer Engine adds the one inside its kernel (`zero_centered_gamma`), and
-        a compiler fuses it as any other elementwise step.
+        Gemma multiplies by `1 + weight`. Transformer Engine adds the 1 inside its kernel (`zero_centered_gamma`), and
+        compilers fuse it like any other elementwise operator.
         """
         found: set[int] = set()
         stack = list(members)
@@ -356,7 +365,7 @@ class _Finder:
         self._add("activation", self._gated(members))
 
     def _gated(self, members: set[int]) -> set[int]:
-        """`members` and the product with a gate of the same shape, where only that product reads the activation."""
+        """The members and, if only a product with a gate of the same shape reads the activation, that product."""
         outputs = self._outputs(members)
         readers = self.graph.consumers[outputs[0]] if len(outputs) == 1 else ()
         if len(readers) != 1 or self._op(readers[0]).kind != "Mul" or readers[0] in self.taken:
@@ -365,7 +374,8 @@ class _Finder:
         return members | set(readers) if len(shapes) == 1 else members
 
     def _roots(self, name: str, kinds: set[str]) -> list[str]:
-        """Where a chain may begin: the tensors on which alone everything up to `name` depends, the farthest last."""
+        """The possible inputs of a chain: tensors such that everything up to `name` depends on this tensor alone; the
+        farthest from `name` last."""
         found, frontier = [name], {name}
         for _ in range(MAX_MEMBERS):
             makers = {n: self._maker(n) for n in frontier}
@@ -404,10 +414,10 @@ class _Finder:
         def is_side(tensor: str) -> bool:
             return tensor not in self.graph.of_parameters
 
-        # The farthest may hold queries, keys and values of one product side by side (GPT-NeoX).
+        # The farthest tensor may contain the queries, keys and values of one product together (GPT-NeoX).
         for root in reversed(roots):
             members = self._closed(self._region(root, ROTATIONS, is_side), {anchor}, root)
-            # What is turned is put beside the rest; without that it may be the negated score of a loss.
+            # A rotary embedding has a Concat. A chain without one may be the negated score of a loss.
             is_turned = any(self._op(i).kind == "Concat" for i in members)
             if is_turned and root in self.graph.of_parameters:
                 self._add("rotary", members | self._layout_before(root, members))
@@ -425,8 +435,8 @@ class _Finder:
                 return
 
     def _scores_before(self, name: str) -> list[str]:
-        """Tensors that may be the scores of a loss, the farthest last: those before a softmax, also where its logarithm
-        is taken of the one probability that was picked, and `name` itself."""
+        """Tensors that may be the scores of a loss, the farthest last: `name` itself, and the tensor before a softmax,
+        also if the logarithm is applied to a single picked probability."""
         found, kinds = [name], {*SAME_SCORES, *PICKED, "Softmax"}
         while len(found) < MAX_MEMBERS:
             index = self._maker(found[-1])

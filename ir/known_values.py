@@ -1,8 +1,8 @@
-"""The values that tensors have whatever the data are: masks, and the positions that they are made of.
+"""Values of tensors that do not depend on data: masks, and the positions from which they are computed.
 
-A mask of attention has millions of elements, so that no file keeps it as numbers: it is computed from constants and
-positions. Only the elements that are asked for are computed here. What depends on data or on parameters has no known
-value, and neither has what an operator outside of the tables below makes; nothing is refused.
+An attention mask has millions of elements, so files do not store it but compute it from constants and positions. This
+module computes only the requested elements. Elements that depend on data or parameters, or on an operator outside of
+the tables below, are unknown; no graph raises an error.
 """
 
 from __future__ import annotations
@@ -18,46 +18,46 @@ import numpy.typing as npt
 from ir.graph import Graph, Operator
 
 HIDING = -1e4
-"""Scores from here on downwards hide a key: BERT's mask has -10,000, others have less."""
+"""Scores up to this number hide a key: BERT's mask has -10,000, others have lower numbers."""
 MAX_ELEMENTS = 1 << 16
-"""Elements of the largest tensor that is computed as a whole where a part of it does not tell (assumed)."""
+"""Elements of the largest tensor that is computed as a whole if a part of it does not suffice (assumed)."""
 MAX_DEPTH = 64
-"""Operators one after the other that are followed (assumed): masks are made by about twenty."""
+"""Length of the longest chain of operators that is followed (assumed); a mask takes about twenty."""
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
 Places = tuple[npt.NDArray[np.int64], ...]
-"""For each dim of a tensor the places that are asked for; the part is where they cross."""
+"""For each dim of a tensor, the requested indices; the requested part is their outer product."""
 FIRST = np.zeros(1, dtype=np.int64)
-"""The first place alone."""
+"""The first index alone."""
 
 
 class Known(NamedTuple):
     """A part of a tensor of which some elements are known."""
 
     values: Array
-    """Its elements, 0 where they are not known; broadcast to the part."""
+    """Its elements, 0 where they are not known; can be broadcast to the part."""
     known: Array
-    """Where they are known; broadcast to the part."""
+    """Whether each element is known; can be broadcast to the part."""
 
 
 NOTHING = Known(np.zeros((), dtype=np.int64), np.zeros((), dtype=bool))
-"""A part of which nothing is known."""
+"""A part without known elements."""
 _TRUE = np.ones((), dtype=bool)
 ZERO = Known(np.zeros(()), _TRUE)
 _DATA, _ZERO = 0, 1
-"""The numbers of tensors of which nothing is known, and of those that are 0."""
+"""The numbers, see `KnownValues.number`, of tensors without known elements, and of tensors that are 0."""
 _DATA_KEY: tuple[Any, ...] = ("data",)
 _ZERO_KEY: tuple[Any, ...] = ("zero",)
 
 
 class KnownValues:
-    """The known values of one graph's tensors. What is made alike in several layers is computed once.
+    """The known values of the tensors of a graph. Tensors that several layers make in the same way are computed once.
 
     Args:
         graph: the graph.
-        zeros: names of tensors that are taken to be 0 everywhere.
-        followed: names of tensors that are followed although parameters decide a part of them.
+        zeros: names of tensors that count as 0 everywhere.
+        followed: names of tensors that are computed although a part of them depends on parameters.
     """
 
     def __init__(self, graph: Graph, zeros: AbstractSet[str], followed: AbstractSet[str]) -> None:
@@ -69,7 +69,7 @@ class KnownValues:
         self._parts: dict[Any, Known] = {}
 
     def number(self, name: str, depth: int = 0) -> int:
-        """A number that tensors share which are made alike from the same constants, whatever the data are."""
+        """A number that is equal for tensors which are computed in the same way from the same constants."""
         if name not in self._numbers:
             op, key = self.graph.maker(name), _DATA_KEY
             if name in self.zeros:
@@ -82,7 +82,7 @@ class KnownValues:
         return self._numbers[name]
 
     def at(self, name: str, places: Places) -> Known:
-        """What is known of the elements of a tensor where `places` cross."""
+        """The known elements of a part of a tensor."""
         number = self.number(name)
         if number in (_DATA, _ZERO):
             return NOTHING if number == _DATA else ZERO
@@ -97,7 +97,7 @@ class KnownValues:
         return Known(np.broadcast_to(found.values, shape), np.broadcast_to(found.known, shape))
 
     def whole(self, name: str) -> Known:
-        """What is known of all elements of a tensor, in its shape; nothing of a large one."""
+        """The known elements of a whole tensor, in its shape; none for a tensor above `MAX_ELEMENTS`."""
         shape = self.graph.tensors[name].shape
         if math.prod(shape) > MAX_ELEMENTS:
             return Known(np.broadcast_to(NOTHING.values, shape), np.broadcast_to(NOTHING.known, shape))
@@ -160,8 +160,8 @@ _DECIDED_BY_ONE: Mapping[str, Callable[[Array], Any]] = {
     "And": np.logical_not, "Mul": lambda a: a == 0, "Or": np.asarray, "BitwiseAnd": lambda a: a == 0,
     "Add": lambda a: a <= HIDING, "Min": lambda a: a <= HIDING, "Sub": lambda a: a <= HIDING,
 }  # fmt: skip
-"""Kinds whose result one operand decides, of `Sub` the first -> for which values of it. A score that hides a key goes
-on hiding it, whatever is added."""
+"""Kinds whose result may be known from one operand (for `Sub` the first) -> whether a value of this operand suffices. A
+score that hides a key still hides it after an addition."""
 
 
 def _elementwise(values: KnownValues, op: Operator, places: Places) -> Known:
@@ -177,8 +177,8 @@ def _elementwise(values: KnownValues, op: Operator, places: Places) -> Known:
 
 
 def _where(values: KnownValues, op: Operator, places: Places) -> Known:
-    """The result of a Where. If the condition is unknown, elements are known where both sides are equal, or both
-    hide."""
+    """The result of a Where. If the condition is unknown, elements are known where both sides are equal, or where both
+    hide a key."""
     which, yes, no = (values.at(name, _aligned(values.shape(name), places)) for name in op.inputs)
     alike = (yes.values == no.values) | ((yes.values <= HIDING) & (no.values <= HIDING))
     either = np.where(which.values, yes.known, no.known)
@@ -198,7 +198,7 @@ def _trilu(values: KnownValues, op: Operator, places: Places) -> Known:
     return Known(np.where(kept, found.values, found.values.dtype.type(0)), found.known | ~kept)
 
 
-# Kinds that place elements
+# Kinds that move elements
 
 
 def _aligned(shape: Shape, places: Places) -> Places:
@@ -212,7 +212,8 @@ def _expand(values: KnownValues, op: Operator, places: Places) -> Known:
 
 
 def _reshape(values: KnownValues, op: Operator, places: Places) -> Known:
-    """Dims of 1 come and go; or the dims before the last two change, and the first of them is asked for."""
+    """Known if only dims of size 1 are added or removed, or if dims before the last two change and only their first
+    index is requested."""
     source, target, sizes = values.shape(op.inputs[0]), values.shape(op.outputs[0]), tuple(map(len, places))
     long = [at for size, at in zip(target, places, strict=True) if size > 1]
     if [size for size in source if size > 1] == [size for size in target if size > 1]:
@@ -247,7 +248,7 @@ def _concat(values: KnownValues, op: Operator, places: Places) -> Known:
 
 
 def _pad(values: KnownValues, op: Operator, places: Places) -> Known:
-    """Elements around those of the operand, where they are all one number."""
+    """Padding with one number."""
     given, sizes = dict(op.attributes), values.shape(op.inputs[0])
     if given.get("mode", "constant") != "constant":
         return NOTHING
@@ -311,4 +312,4 @@ _RULES: Mapping[str, Rule] = {
     "Trilu": _trilu, "Expand": _expand, "Transpose": _transpose, "Concat": _concat, "Slice": _slice, "Gather": _gather,
     "GatherND": _gather_nd, "CumSum": _cumsum, "Pad": _pad,
 }  # fmt: skip
-"""Kind -> what computes a part of its result."""
+"""Kind -> function that computes a part of its result."""

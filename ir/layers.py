@@ -1,9 +1,9 @@
 """Layers: the units that the configurations of trainers count.
 
-They are the units that a model has several times. In a transformer, a unit that occurs once is a layer too if it stands
-next to these, attends as often as they do, and reads and makes tensors of the same shapes: such as a first layer with a
-plain MLP before layers with experts. Units are cut wherever one tensor crosses, so that such a layer may consist of two
-units.
+They are the units that a model has several times. In a transformer, a unit that occurs once is a layer too if it is
+next to these, has as many attentions, and reads and makes tensors of the same shapes; an example is a first layer with
+a plain MLP before layers with experts. Such a layer may consist of two units, since units end wherever a single tensor
+crosses.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Shapes = tuple[tuple[int, ...] | None, ...]
 
 
 def layer_spans(graph: Graph, blocks: Blocks) -> tuple[range, ...]:
-    """Numbers of the units of each layer, in their order; empty where the model has no unit twice.
+    """Numbers of the units of each layer, in order; empty if no unit occurs twice.
 
     Args:
         blocks: the units of the graph.
@@ -51,7 +51,7 @@ def layer_types(graph: Graph, blocks: Blocks) -> frozenset[int]:
 def layers_of_modules(graph: Graph, blocks: Blocks) -> frozenset[int]:
     """The unit types of layers that share no module with units of other types.
 
-    Modules that keep no activation may be shared.
+    Modules that save no activations may be shared.
     """
     found = layer_types(graph, blocks)
     code: dict[int, set[str]] = {kind: set() for kind in range(blocks.num_types)}
@@ -71,10 +71,10 @@ def layers_of_modules(graph: Graph, blocks: Blocks) -> frozenset[int]:
 
 
 def layer_units(graph: Graph, blocks: Blocks) -> dict[int, int]:
-    """Number of the last unit of each span of `layer_spans`, ascending -> how many layers are in that span.
+    """Number of the last unit of each span of `layer_spans`, ascending -> number of layers in that span.
 
-    A span holds several layers where layers of a few kinds take turns, such as every second one with experts: what is
-    repeated is then all of them together. In one stack a span has as many layers as it has attentions.
+    A span has several layers if layers of several kinds alternate, for instance if every second one has experts: the
+    repeated unit then contains one layer of each kind. In a single stack, a span has as many layers as attentions.
     """
     spans = layer_spans(graph, blocks)
     if not is_one_stack(graph, blocks):
@@ -97,13 +97,13 @@ def layers_with(graph: Graph, blocks: Blocks, kind: str) -> tuple[bool, ...]:
 
 
 def _attention(graph: Graph, blocks: Blocks) -> list[int]:
-    """[units] how often each unit attends."""
+    """[units] number of attentions of each unit."""
     first = [group.members[0] for group in fused_groups(graph) if group.kind == "attention"]
     return [sum(unit.start <= member < unit.stop for member in first) for unit in blocks.units]
 
 
 def is_one_stack(graph: Graph, blocks: Blocks) -> bool:
-    """Whether layers follow each other, all take and make tensors of one shape, and nothing crosses them besides.
+    """Whether all layers are consecutive, read and make tensors of one shape, and no other tensors cross them.
 
     An encoder and a decoder are two stacks, and so are the stages of a pyramid.
     """
@@ -115,7 +115,7 @@ def is_one_stack(graph: Graph, blocks: Blocks) -> bool:
 
 
 def _shapes(graph: Graph, blocks: Blocks, number: int) -> Shapes:
-    """Shapes of what crosses into a unit and out of it."""
+    """Shapes of the tensors that cross into a unit and out of it."""
     before = blocks.units[number - 1].boundary if number else None
     crossing = (before, blocks.units[number].boundary)
     return tuple(None if name is None else graph.tensors[name].shape for name in crossing)

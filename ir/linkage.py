@@ -1,19 +1,19 @@
-"""Linkage: the operators of a unit whose signatures are decided, and those that follow without a conversion.
+"""Linkage: the operators of a unit whose signatures are decided, and those that follow from them without a conversion.
 
 In every unit type (see `ir.blocks`) some operators are *leaders*:
 
 - contractions, embeddings and losses;
 - operators that read the tensor which crosses into the unit;
-- joins of two groups;
-- operators that make samples of a tensor that is the same for all samples;
-- a Dropout of what may be a sum: its signature decides whether the sum is reduced whole or scattered.
+- operators that join two groups;
+- operators that expand a tensor which is the same for all samples to a batch;
+- a Dropout whose input may be P: its signature decides whether the sum is all-reduced or reduced and scattered.
 
-Every other operator is a follower: it follows the producer of its first activation input. For each signature of the
-leader, a follower has the signature that takes its inputs as they are, except that a sum which another follower needs
-whole is not passed on as a sum. Views of parameters follow their consumer. A leader with its followers is a linkage
-group (a term of the Auto-MAP paper).
+Every other operator is a follower: it belongs to the group of the producer of its first activation input. For each
+signature of the leader, a follower has the signature that requires its inputs in the placements that they have. There
+is one exception: a tensor that is P, and that another follower requires whole, is not passed on as P. Views of
+parameters follow their consumer. A leader with its followers is a linkage group (a term of the Auto-MAP paper).
 
-Computed once for each graph; independent of devices.
+The linkage is computed once for each graph and does not depend on devices.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class UnitLinkage:
     boundary_out: str | None
     """Name of the tensor that crosses out of it."""
     core: tuple[int, ...]
-    """Offsets of the operators of attention cores: products of two activations and all between them."""
+    """Offsets of the operators of attention cores: products of two activations and all operators between them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,9 +71,9 @@ class Linkage:
 def operator_signatures(graph: Graph, op: Operator) -> tuple[Signature, ...]:
     """Signatures of `op` on one mesh axis.
 
-    Of those of its factor rule, all that keep samples whole or split them by the batch: a dim that holds samples may
-    have another factor where the batch was lost on the way (see "its batch cannot be traced"). A bias (an Add of one
-    activation and one parameter) also has one that passes a partial activation on: the parameter is then added on the
+    These are the signatures of its factor rule that split the samples by the batch factor or not at all. (If the batch
+    could not be traced, see "its batch cannot be traced", a dim with samples may have another factor.) A bias, which is
+    an Add of one activation and one parameter, also has a signature from P to P: the parameter is then added on the
     first rank only.
     """
     samples = [graph.tensors[name].batch_dim for name in (*op.inputs, *op.outputs)]
@@ -101,7 +101,7 @@ def _keeps_samples(op: Operator, signature: Signature, samples: Sequence[int | N
 
 
 def link(graph: Graph, blocks: Blocks | None = None) -> Linkage:
-    """The linkage of a graph; `blocks` are its units where they are known already."""
+    """The linkage of a graph; `blocks` are its units if they are already known."""
     blocks = blocks or find_units(graph)
     types: dict[int, UnitLinkage] = {}
     incoming = None
@@ -124,7 +124,7 @@ class _Unit:
             tuple(n for n in op.inputs if n in self.producer and not self.ops[self.producer[n]].is_view)
             for op in self.ops
         ]
-        """Names of the inputs of each operator that operators of the unit compute from data."""
+        """For each operator, names of the inputs that operators of the unit compute from data."""
         self.multiplies = [op.forward_flops.at(1) > 0 for op in self.ops]
 
     def linkage(self, incoming: str | None, outgoing: str | None) -> UnitLinkage:
@@ -160,17 +160,17 @@ class _Unit:
         return members
 
     def _looks_up(self, op: Operator) -> bool:
-        """Whether an operator looks up rows of a parameter, at places that may be computed."""
+        """Whether an operator looks up rows of a parameter; the indices may be computed."""
         return op.kind == "Gather" and len(op.inputs) > 1 and self.graph.tensors[op.inputs[0]].role == "parameter"
 
     def _begins_samples(self, op: Operator) -> bool:
-        """Whether an operator makes samples of what is the same for all, such as a class token that was reshaped."""
+        """Whether an operator expands tensors that are the same for all samples, such as a class token, to a batch."""
         tensors = self.graph.tensors
         has_samples = [any(tensors[n].batch_dim is not None for n in names) for names in (op.inputs, op.outputs)]
         return has_samples == [False, True]
 
     def _may_be_sum(self, name: str) -> bool:
-        """Whether some signature of its producer leaves tensor `name` partial."""
+        """Whether a tensor is P under some signature of its producer."""
         return name in self.producer and any(PARTIAL in s.outputs for s in self.tables[self.producer[name]])
 
     def _group(self, leader: int, members: list[int]) -> Group:
@@ -187,7 +187,8 @@ class _Unit:
         return Group(leader=leader, members=tuple(members), assignment=tuple(rows))
 
     def _follow(self, k: int, picked: dict[int, int]) -> int:
-        """Number of the signature of follower `k` that takes its first activation as it is and most of the others."""
+        """Number of the signature of follower `k` that requires its first activation, and as many others as possible,
+        in the placements that they have."""
 
         def given(name: str) -> Placement:
             maker = self.producer[name]
@@ -202,14 +203,15 @@ class _Unit:
             if signature.inputs[first] != placement:
                 continue
             matches = sum(signature.inputs[slot] == required for slot, required in inputs)
-            # Behind a whole or partial input nothing new is split.
+            # If the input is B or P, no new dim is split.
             score = (matches, not signature.divides_work or placement >= 0, -index)
             if score > best_score:
                 best, best_score = index, score
         return whole_signature(self.tables[k]) if best is None else best
 
     def _is_reduced(self, name: str, picked: dict[int, int]) -> bool:
-        """Whether a follower takes a partial tensor whole, as the square in a norm does: the sum is then taken once."""
+        """Whether a follower requires a tensor that is P as B, as the square in a norm does; it is then reduced once
+        for all followers."""
         return any(
             operand == name and required == BROADCAST
             for j, index in picked.items()
@@ -217,7 +219,7 @@ class _Unit:
         )
 
     def _follow_consumer(self, k: int, members: Sequence[int], picked: dict[int, int]) -> int:
-        """Number of the signature of view `k` that writes what its first decided consumer requires."""
+        """Number of the signature of view `k` whose result is placed as its first decided consumer requires."""
         output = self.ops[k].outputs[0]
         for user in members:
             if user in picked and output in self.ops[user].inputs:
@@ -228,7 +230,7 @@ class _Unit:
         return whole_signature(self.tables[k])
 
     def _core(self) -> tuple[int, ...]:
-        """Operators on paths between two products of activations (attention scores and context), ends included."""
+        """Operators on paths between two products of activations (attention scores and context), with both products."""
         num, tensors = len(self.ops), self.graph.tensors
         products = [
             self.multiplies[k] and sum(tensors[name].role == "activation" for name in self.parents[k]) >= 2

@@ -1,11 +1,13 @@
-"""Cheap values that many layers share (masks, rotary tables, position biases) are computed where they are used.
+"""Localization: cheap values that many layers share (masks, rotary tables, position biases) are computed where they are
+used.
 
-A mask that is computed once from a data input and read by every layer would cross every cut between layers. Instead the
-few small operators that compute it are repeated in each stretch between legal cuts; parameters among their operands are
-then shared, as a tied parameter is. Nothing is repeated where only one stretch needs it.
+A mask that is computed once from a data input, and read by every layer, would cross every cut between layers. Instead
+the few small operators that compute it are repeated in each *stretch*, a part of the graph between legal cuts.
+Parameters among their operands are then tied parameters. Operators whose results only one stretch needs are not
+repeated.
 
-So is a view of parameters that several stretches read, such as the transposed weight of layers that share it: each
-pipeline stage with such a layer holds the weight itself, and the gradient is summed over these stages.
+A view of parameters that several stretches read, such as the transposed weight of layers that share it, is repeated
+too: each pipeline stage with such a layer holds the weight itself, and the gradient is summed over these stages.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from ir.cuts import find_cuts
 from ir.graph import Graph, Operator, Tensor
 
 MAX_COPIES = 20_000
-"""Number of operators that may be added (assumed); a graph that would need more is left as it is."""
+"""Largest number of operators that are added (assumed); a graph that would need more is not changed."""
 MAX_FLOPS_SHARE = 1e-3
 """Largest share of the graph's forward FLOPs that the added copies together may have (assumed)."""
 
@@ -121,7 +123,7 @@ def _repeat(
             continue
         stretch = _stretch(cuts, i)
         names = renamed.setdefault(stretch, {})
-        # Views go to their readers in any case (`ir.build.arrange`); all else stands before the first that reads it.
+        # Views are moved to their readers in any case (`ir.build.arrange`); all others come before their first reader.
         computes = any(n in local and not graph.operators[local[n]].is_view for n in op.inputs)
         for index in sorted(readers[stretch]):
             if index not in done[stretch] and (computes or graph.operators[index].is_view):

@@ -98,7 +98,7 @@ def with_loss(graph: Graph, loss: str | None = None) -> Graph:
         repair = "Export the model so that its first output holds the scores of each sample, or its loss."
         raise refuse("the first output is no float tensor with a batch", f"{scores.name} {scores.shape}", repair)
     if loss is None and class_dim(scores) == scores.batch_dim:
-        # One number a sample: nothing to classify.
+        # There is one number for each sample, so there are no classes.
         warning = f"{graph.outputs[0]}: no class dim, the loss is taken to be the mean squared error"
         graph = replace(graph, warnings=(*graph.warnings, warning))
         return _append(graph, graph.tensors[graph.outputs[0]], "mse")
@@ -133,7 +133,7 @@ def _append(graph: Graph, scores: Tensor, loss: Literal["cross_entropy", "mse"])
 
 
 def _squeezed(graph: Graph, scores: Tensor, operators: list[Operator], tensors: dict[str, Tensor]) -> Tensor:
-    """`scores` as `[n, c]`, where an image classifier without a final Flatten gives `[n, c, 1, 1]`."""
+    """`scores` as `[n, c]`; an image classifier without a final Flatten gives `[n, c, 1, 1]`."""
     if len(scores.shape) < 4 or prod(scores.shape[2:]) != 1:
         return scores
     name = _free(graph, "scores")

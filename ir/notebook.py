@@ -1,8 +1,8 @@
-"""How notebooks show graphs, plans and results of searches.
+"""HTML for notebooks of graphs, plans and results of searches.
 
-The code that draws them is in a higher layer (`service.drawing`), which this one may not import. So the drawing
-function is registered as an entry point of the installed package (`[project.entry-points]` in pyproject.toml), as
-plug-ins are.
+The code that draws them is in a higher layer (`service.drawing`), which this layer may not import. So the drawing
+function is registered as an entry point of the installed package (`[project.entry-points]` in pyproject.toml), like a
+plug-in.
 """
 
 from __future__ import annotations

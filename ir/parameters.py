@@ -1,8 +1,8 @@
-"""Fused parameters taken apart into named pieces.
+"""Fused parameters are divided into named pieces.
 
-A Split (or sibling Slices, or look-ups of one index each) directly after a linear operator is pushed up through it:
-the weight and bias become pieces `W#q`, `W#k`, `W#v`, each with a sharding of its own. A contiguous split of
-`[q|k|v]` would not split heads.
+A Split (or sibling Slices, or look-ups of one index each) directly after a linear operator is moved before it: the
+weight and bias become pieces `W#q`, `W#k`, `W#v`, each with a sharding of its own. A contiguous split of the fused
+`[q|k|v]` over ranks would not split heads.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Cut:
 
 @dataclass
 class _Push(Additions):
-    """One fused tensor being taken apart."""
+    """The division of one fused tensor."""
 
     labels: list[str] = field(default_factory=list)
     """Names of the pieces: q, k and v for three of equal size, else numbers."""
@@ -42,7 +42,7 @@ class _Push(Additions):
     """Pieces by tensor, dim and bounds: an operand may be read twice by one operator."""
 
     def piece(self, name: str, dim: int, bounds: Sequence[tuple[int, int]], reader: int) -> list[str] | None:
-        """Names of the pieces of tensor `name` along `dim`; None where its producers cannot compute them separately."""
+        """Names of the pieces of a tensor along a dim; None if its producers cannot compute them separately."""
         key = (name, dim, tuple(bounds))
         if key not in self.known:
             self.known[key] = self._piece(name, dim, bounds, reader)
@@ -79,7 +79,7 @@ class _Push(Additions):
                 attributes["shape"] = tuple(stop - start if i == dim else s for i, s in enumerate(tensor.shape))
             given = [parts[number] for parts in operands]
             self.make(index, op.kind, f"{op.name}#{label}", given, out, attributes, is_view=op.is_view)
-            # A bias in the epilogue of a product stays there (`ir.canonical`).
+            # A bias in the epilogue of a product keeps its memory traffic (`ir.canonical`).
             self.made[index][-1] = replace(self.made[index][-1], traffic=op.traffic)
             outputs.append(out)
         return outputs
@@ -87,7 +87,7 @@ class _Push(Additions):
     def _operands(
         self, op: Operator, dim: int, bounds: Sequence[tuple[int, int]], index: int
     ) -> list[list[str]] | None:
-        """The names of each operand of `op` for each piece; None where the operator cannot be taken apart."""
+        """For each piece, the names of the operands of `op`; None if the operator cannot be divided."""
         graph = self.graph
         rank = len(graph.tensors[op.outputs[0]].shape)
         same = [[n] * len(bounds) for n in op.inputs]
@@ -143,7 +143,8 @@ class _Push(Additions):
 
 
 def _cuts(graph: Graph, name: str) -> tuple[int, list[_Cut], list[int]] | None:
-    """How a tensor is taken apart: (dim, pieces in order, indices of the operators that do it); None if it is not."""
+    """The pieces into which operators divide a tensor: (dim, pieces in order, indices of these operators); None if they
+    do not divide it."""
     readers = graph.consumers.get(name, ())
     if not readers or name in graph.outputs or graph.tensors[name].role != "activation":
         return None
@@ -180,9 +181,10 @@ def _cuts(graph: Graph, name: str) -> tuple[int, list[_Cut], list[int]] | None:
 
 
 def split_fused(graph: Graph) -> Graph:
-    """Pushes every Split, group of Slices or of look-ups after a linear operator up into its parameters.
+    """The graph in which every Split, group of Slices or of look-ups after a linear operator is moved into its
+    parameters.
 
-    The number of parameters stays the same; `Graph.pieces` says where each piece comes from.
+    The number of parameters stays the same; `Graph.pieces` lists the origin of each piece.
     """
     rewrite = Rewrite(graph)
     for name in graph.tensors:
