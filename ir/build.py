@@ -1,7 +1,7 @@
-"""GraphBuilder: operators one after the other, from tensors and kinds, to a finished Graph.
+"""GraphBuilder: builds a Graph from tensors and operators that are added one after the other.
 
-Used by the importer, by the rewriting passes and by builders without a file. It knows the roles of tensors (parameter,
-view of parameters, constant), which tensors need a gradient, and the values of small constants.
+It is used by the importer, by rewriting passes and by builders without a file. It keeps the roles of tensors
+(parameter, view of parameters, constant), the set of tensors that need a gradient, and the values of small constants.
 """
 
 from __future__ import annotations
@@ -28,26 +28,27 @@ from ir.operators import (
 )
 
 TWO_SAMPLES = " Or export it with two samples: exporters leave out views that change nothing at one."
-"""What else may help where the batch of a file that was exported with one sample was lost."""
+"""A further repair if the batch of a file that was exported with one sample cannot be traced."""
 CLASSICAL = "ai.onnx.ml."
-"""How the kinds of classical models begin: trees, support vectors, what prepares their inputs."""
+"""Prefix of the kinds of classical models, such as trees, support vectors and preparation of inputs."""
 CLASSICAL_REPAIR = (
     "Operators of ai.onnx.ml are those of classical models, which no gradient trains: hand in the neural network "
     "alone, without what prepares its input or names its classes."
 )
 SIZED_BY_DATA = ("NonZero", "Unique", "Compress", "NonMaxSuppression", "StringSplit")
-"""Kinds of which a result has as many elements as the data says."""
+"""Kinds with a result whose number of elements depends on the data."""
 SORTED_REPAIR = (
     "A mixture of experts that sorts the tokens of all samples by their expert (JetMoE) is read where its export runs "
     "a loop over all experts, or products with one-hot masks, in place of the sort."
 )
 MAX_VALUE_ELEMENTS = 4096
-"""Elements of the largest constant that is read (assumed); larger ones stay operators, or tensors without a value."""
+"""Elements of the largest constant whose value is read (assumed); larger ones are operators, or tensors without a
+value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stated:
-    """What a source states about an operator besides its kind and operands."""
+    """Statements of a source about an operator besides its kind and operands."""
 
     shapes: Sequence[tuple[tuple[int, ...], str] | None] = ()
     """Exported shape and dtype of each result of a kind outside the table, where the source has them."""
@@ -62,7 +63,7 @@ _NOTHING = Stated()
 
 @dataclass
 class GraphBuilder:
-    """Collects tensors and operators."""
+    """Collects the tensors and operators of a graph."""
 
     export_batch: int = 1
     """Number of samples that constants of the source were written for."""
@@ -73,7 +74,7 @@ class GraphBuilder:
     values: dict[str, Value] = field(default_factory=dict)
     """Known constants by tensor name, at `export_batch` samples; emitted as `Constant` at their first use."""
     warnings: list[str] = field(default_factory=list)
-    """What was assumed or replicated, for the user to read."""
+    """Sentences for the user about assumptions and replicated operators."""
     _names: dict[str, int] = field(default_factory=dict)
     _views: set[str] = field(default_factory=set)
     """Parameters, and tensors that depend on parameters only."""
@@ -82,7 +83,7 @@ class GraphBuilder:
     _sampled: dict[tuple[str, int, int], str] = field(default_factory=dict)
     """(Tensor, dim, size) -> its part for one sample."""
     _made: dict[tuple[Any, ...], Built] = field(default_factory=dict)
-    """Operators without names by what they were made from, see `_alike`."""
+    """Cache of `_alike`, by its arguments."""
 
     def add_tensor(self, tensor: Tensor) -> str:
         """Declares a graph input, parameter, buffer or constant without producer."""
@@ -107,7 +108,7 @@ class GraphBuilder:
         return name
 
     def unique(self, base: str) -> str:
-        """`base`, followed by `_1`, `_2` ... where it was used before."""
+        """A name that is not used yet: `base`, or else `base` followed by `_1`, `_2` ..."""
         name = base
         while name in self._names:
             number = self._names[base]
@@ -159,7 +160,7 @@ class GraphBuilder:
         opset: int,
         usage: Usage,
     ) -> Built:
-        """The operator with operands named 0, 1 ... and results :0, :1 ...; those of equal layers are made once."""
+        """The operator with operands named 0, 1 ... and results named :0, :1 ...; equal operators are computed once."""
         key = (
             kind,
             tuple([None if t is None else (t.shape, t.dtype, t.role, t.batch_dim) for t in tensors]),
@@ -282,7 +283,8 @@ class GraphBuilder:
         opset: int,
         stated: Stated,
     ) -> tuple[list[str], Built]:
-        """The operands, cut to one sample or repeated as the kind requires, and the operator as `_alike` makes it."""
+        """The names of the operands, sliced to one sample or repeated as the kind requires, and the operator by
+        `_alike`."""
         names, is_read = list(inputs), tuple([bool(n) for n in outputs])
         arranges = (kind in KINDS and KINDS[kind].is_view) or (kind == "Gather" and "indices" in attributes)
         is_random = kind.startswith("Random")
@@ -307,7 +309,7 @@ class GraphBuilder:
             except Unsupported as why:
                 shapes = ", ".join(str(t.shape) if t else "-" for t in tensors)
                 repair = "Export with static shapes and standard operators, or leave this operator out."
-                # Which dim is the batch is worth asking only where the operator could be read without one.
+                # The question which dim is the batch only helps if the operator could be read without a batch.
                 if isinstance(why, SortedSamples):
                     repair = SORTED_REPAIR
                 elif isinstance(why, AcrossSamples) or (
@@ -322,14 +324,14 @@ class GraphBuilder:
 
     @property
     def batch_question(self) -> str:
-        """Asks for the batch dim of the first data input of which the first dim was taken for it."""
+        """A repair that asks for the batch dim of the first data input whose first dim was assumed to be the batch."""
         given = [t for t in self.tensors.values() if t.role == "input" and t.batch_dim == 0]
         return ask_for_batch(given[0].name if given else "", len(given[0].shape) if given else 0)
 
     def _is_readable_without_batch(
         self, kind: str, names: Sequence[str], is_read: tuple[bool, ...], attributes: Mapping[str, Any], opset: int
     ) -> bool:
-        """Whether the table expresses an operator with the sizes of the file, if none of its dims is the batch."""
+        """Whether the table can express an operator with the sizes of the file if none of its dims is the batch."""
         tensors = [self.operand(n) if n else None for n in names]
         whole = [t and replace(t, shape=t.shape_at(self.export_batch), batch_dim=None) for t in tensors]
         usage = Usage(values=[self.values.get(n) if n else None for n in names])
@@ -349,7 +351,7 @@ class GraphBuilder:
 
 
 def _repair_of_unknown(kind: str, outputs: Sequence[str]) -> str:
-    """What to do about an operator outside the table whose results have no shapes."""
+    """The repair for an operator outside the table whose results have no shapes."""
     if kind in SIZED_BY_DATA:
         return f"{kind} gives as much as the data holds: export with a mask, or with TopK of a fixed number, instead."
     where = f"State the shape of {', '.join(outputs[:3])} in the file (graph.value_info): it is then read, replicated."
@@ -377,9 +379,15 @@ def _named(
 def make_graph(
     operators: Sequence[Operator], tensors: Mapping[str, Tensor], outputs: Sequence[str], **rest: Any
 ) -> Graph:
-    """A Graph with just the tensors that its operators touch, in order of first touch; `rest` are its other fields.
+    """A Graph with only the tensors that its operators read or write, in this order.
 
-    Inputs stay in the order of `tensors`, which is that of the file: it is how users hand them in.
+    Inputs are in the order of `tensors`, which is that of the file, since users pass inputs in this order.
+
+    Args:
+        operators: the operators.
+        tensors: tensors by name.
+        outputs: names of the results.
+        rest: other fields of the Graph.
     """
     touched = dict.fromkeys(name for op in operators for names in (op.inputs, op.outputs) for name in names)
     touched |= dict.fromkeys(outputs)
@@ -399,10 +407,10 @@ def rebuilt(
     """A graph with other operators, in canonical order.
 
     Args:
-        graph: the graph that was rewritten; its name, warnings and pieces are taken over.
-        operators: its new operators, each behind those whose results it reads.
-        tensors: all tensors that they touch.
-        outputs: results, by default those of `graph`.
+        graph: the graph that was rewritten; its name, warnings and pieces are copied.
+        operators: its new operators, each after those whose results it reads.
+        tensors: all tensors that they read or write.
+        outputs: names of the results, by default those of `graph`.
         changes: other fields of `Graph` that change.
     """
     outputs = graph.outputs if outputs is None else outputs

@@ -61,7 +61,7 @@ class FusedGroup:
     attention."""
 
     runs_backward: bool = True
-    """Whether something at the members or before them is trained."""
+    """Whether some parameter at or before the members is trained."""
 
     @property
     def backward_traffic(self) -> float:

@@ -2,18 +2,18 @@
 
 A layer of the file (`ir.profile_text`) becomes a `Layer` operator with measured times.
 
-- What no parameter precedes is data: it becomes graph inputs, which every stage has by itself. The time of a source
-  called Input... is that of the data loader and is dropped, as PipeDream's optimizer does; other times of data are
+- Layers before the first parameters are data: they become graph inputs, which every stage has. The time of a source
+  called Input... is that of the data loader and is dropped, as in PipeDream's optimizer; the time of other data is
   added to the first layer that reads it.
-- Of a list of output sizes `__getitem__(k)` takes the k-th. A list with one size an edge gives each reader its own,
-  where equal sizes are the same tensor; otherwise every reader takes all.
-- The number after `pbs-` in a file name is the samples of the measured mini-batch (DAPPLE's files).
+- If a layer has a list of output sizes, `__getitem__(k)` reads the k-th output. If the list has one size for each edge,
+  each reader has its own output, and outputs of equal size are the same tensor. Otherwise every reader reads all.
+- The number after `pbs-` in a file name is the number of samples of the measured mini-batch (DAPPLE's files).
 
-Cuts: layers stand in one topological order (linear time; the antichains of branching graphs, which PipeDream
-enumerates, grow without bound). Where several tensors cross between two layers, a `Bundle` packs them and an
-`Unbundle` after it takes them apart, so that the cut is legal; see `_cuts` for where.
+Cuts: layers are in one topological order, which takes linear time. (PipeDream enumerates the antichains of branching
+graphs, whose number grows without bound.) Where several tensors cross between two layers, a `Bundle` packs them and an
+`Unbundle` after it unpacks them, so that the cut is legal; `_cuts` chooses the places.
 
-Knows nothing of devices. Units inside: seconds and elements of one sample.
+Nothing here depends on devices. Units: seconds and elements of one sample.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ MAX_BYTES = 16 << 20
 MAX_CROSSING = 8
 """Largest number of tensors in one Bundle (assumed)."""
 MIN_CUT_SHARE = 1 / 64
-"""Share of the measured time that makes a cut worth having; see `_cuts`. With 1/8, ResNet-50 is hardly cut inside its
-residual blocks, and pipelines of 4, 8 and 16 stages take 2, 13 and 93 % longer (`benchmarks/finer_pipelines.py
-branches`)."""
+"""Least share of the measured time around a cut with several tensors, see `_cuts`. With 1/8, ResNet-50 has few cuts
+inside its residual blocks, and pipelines of 4, 8 and 16 stages take 2, 13 and 93 % longer
+(`benchmarks/finer_pipelines.py branches`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,12 @@ class _Layer:
 
 
 def is_profile(data: bytes) -> bool:
-    """Whether a file is in this format, as its first bytes tell."""
+    """Whether a file is in this format, by its first bytes."""
     return re.match(rb"\s*node\d+ -- ", data[:MAX_LINE]) is not None
 
 
 def batch_in_name(name: str) -> int | None:
-    """Samples of the profiled mini-batch, where a file name states them as DAPPLE's do: `bert-48-pbs-2` -> 2."""
+    """Samples of the profiled mini-batch, if a file name states them as DAPPLE's do: `bert-48-pbs-2` -> 2."""
     found = re.search(r"pbs[-_]?(\d{1,6})(?!\d)", name)
     return int(found[1]) if found and int(found[1]) > 0 else None
 
@@ -93,8 +93,8 @@ def load_profile(text: str, *, name: str = "", batch: int | None = None) -> Grap
     Args:
         text: text of the file.
         name: name of the graph; `pbs-N` in it states the samples of the measured mini-batch.
-        batch: samples of the measured mini-batch; default: as the name states, else as the classifier of an image model
-            tells, else 1 with a warning.
+        batch: samples of the measured mini-batch. By default, the number in the name, else that of the classifier of an
+            image model, else 1 with a warning.
 
     Raises:
         ModelError: names the line and what is wrong with it.
@@ -156,7 +156,7 @@ class _Builder:
         return self.forward_s[layer.node.number] + self.backward_s[layer.node.number]
 
     def _layers(self) -> list[_Layer]:
-        """Layers in order; data become inputs of the graph, and picks from tuples are resolved."""
+        """Layers in order; data become inputs of the graph, and each `__getitem__` becomes the output that it reads."""
         data: set[int] = set()
         layers = []
         for number in self.order:
@@ -180,7 +180,7 @@ class _Builder:
         return layers
 
     def _hand_on(self, node: ProfiledLayer) -> None:
-        """Adds the time of data to the first layer that reads it, but for the time of the data loader."""
+        """Adds the time of data to the first layer that reads it, except for that of the data loader."""
         number = node.number
         readers = [self.place[r] for r in node.after if r in self.place]
         is_loader = not node.before and node.label.lower().startswith("input")
@@ -257,13 +257,12 @@ class _Builder:
 def _cuts(
     layers: Sequence[_Layer], last: Mapping[str, int], seconds: Sequence[float], elements: Mapping[str, int]
 ) -> dict[int, tuple[str, ...]]:
-    """Layer index -> the tensors to bundle after it. Linear in the graph.
+    """Index of a layer -> the tensors to bundle after it. Takes linear time.
 
-    Where one tensor crosses, the cut needs no help. Where several do, the place where least crosses is taken between
-    two layers with parameters, unless one tensor alone crosses at another place there, or more than `MAX_CROSSING` do
-    everywhere. Such a cut is worth having unless better ones are near: it is left out when less crosses at a place
-    before and at a place after it with less than `MIN_CUT_SHARE` of all measured time between the two (the inside of a
-    short branch).
+    No bundle is needed where a single tensor crosses. Between two layers with parameters, the place with the fewest
+    crossing elements is chosen, unless a single tensor crosses at another place there, or more than `MAX_CROSSING`
+    tensors cross everywhere. The cut is left out if better ones are near: if fewer elements cross at a place before and
+    at a place after it, with less than `MIN_CUT_SHARE` of all measured time between these (inside a short branch).
 
     Args:
         layers: layers in order.

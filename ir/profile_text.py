@@ -27,9 +27,9 @@ MAX_LINE = 4_096
 MAX_OUTPUTS = 64
 """Largest number of outputs of a layer."""
 SHOWN = 8
-"""Layers of a cycle that a message names."""
+"""Largest number of layers of a cycle that a message names."""
 ELEMENT_BYTES = 4
-"""Profiles were taken in float32."""
+"""Bytes of an element: profiles are in float32."""
 _LIMITS = {"time": 1e9, "size": float(1 << 48)}
 
 _NODE = re.compile(
@@ -121,7 +121,7 @@ def parse(text: str) -> dict[int, ProfiledLayer]:
 
 
 def _check_connected(nodes: Mapping[int, ProfiledLayer]) -> None:
-    """Refuses a profile whose layers with parameters fall into parts without an edge between them.
+    """Checks that all layers with parameters are connected by edges.
 
     Raises:
         ModelError: names the first layer of another part than that of the first one.
@@ -172,7 +172,7 @@ def _number(text: str, line: int, what: str, kind: str) -> float:
 
 
 def batch_of_classifier(nodes: Mapping[int, ProfiledLayer]) -> int | None:
-    """Samples of the mini-batch as the classifier of a convolutional network tells: it writes `[batch, features]`."""
+    """Samples of the mini-batch by the classifier of a convolutional network, whose output is `[batch, features]`."""
     if not any(node.label.startswith("Conv2d(") for node in nodes.values()):
         return None
     found = set()
@@ -185,7 +185,8 @@ def batch_of_classifier(nodes: Mapping[int, ProfiledLayer]) -> int | None:
 
 
 def topological_order(nodes: Mapping[int, ProfiledLayer]) -> list[int]:
-    """Numbers of the layers in topological order; of those that are ready the lowest comes first, as it was traced.
+    """Numbers of the layers in topological order; of the layers that are ready, the lowest number comes first, which is
+    the order of the trace.
 
     Raises:
         ModelError: the edges form a cycle.
@@ -202,7 +203,7 @@ def topological_order(nodes: Mapping[int, ProfiledLayer]) -> list[int]:
             if not waiting[reader]:
                 heapq.heappush(ready, reader)
     if len(order) < len(nodes):
-        # Before each layer that waits is another one that waits: on the way back one comes twice.
+        # Each waiting layer has a waiting layer before it, so a walk backwards visits some layer twice.
         number, seen = next(number for number, count in waiting.items() if count), list[int]()
         while number not in seen:
             seen.append(number)
@@ -215,7 +216,7 @@ def topological_order(nodes: Mapping[int, ProfiledLayer]) -> list[int]:
 
 
 def without_idle(nodes: Mapping[int, ProfiledLayer], order: Sequence[int]) -> list[int]:
-    """`order` without layers that cost nothing and that nothing reads; the last one is the result of the model."""
+    """`order` without layers that take no time and that no layer reads; the last one stays, as the model's result."""
     live: set[int] = set(order[-1:])
     for number in reversed(order):
         node = nodes[number]

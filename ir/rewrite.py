@@ -75,7 +75,7 @@ class Rewrite(Additions):
 
         operators = [op for i, old in enumerate(self.graph.operators) for op in self.made.get(i, [old])]
         for i, op in enumerate(operators):
-            # Results keep their names: the former maker of a renamed tensor has no reader any more, and is dropped.
+            # Results keep their names. The operator that made a renamed tensor has no reader any more, and is dropped.
             if any(n in self.renamed for n in op.inputs):
                 inputs, saved = tuple(map(final, op.inputs)), tuple(map(final, op.saved))
                 operators[i] = replace(op, inputs=inputs, saved=saved)

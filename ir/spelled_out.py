@@ -1,12 +1,12 @@
-"""Softmax and its like that a model writes in small steps become the operators that they are.
+"""Softmax, log-softmax and logsumexp that a model writes in small steps become single operators.
 
-1. `Exp(u) / ReduceSum(Exp(u))` is a Softmax of `u`, and `u - Log(ReduceSum(Exp(u)))` a LogSoftmax.
-2. `Log(ReduceSum(Exp(u)))` is a ReduceLogSumExp of `u`.
-3. The largest number that is taken off before the exponentials, and added again, changes nothing but the rounding:
-   `u = x - ReduceMax(x)` gives what `x` gives.
+1. `Exp(u) / ReduceSum(Exp(u))` becomes a Softmax of `u`, and `u - Log(ReduceSum(Exp(u)))` a LogSoftmax.
+2. `Log(ReduceSum(Exp(u)))` becomes a ReduceLogSumExp of `u`.
+3. If `u = x - ReduceMax(x)`, the operator reads `x` instead of `u`: subtracting the maximum before the exponentials
+   (and adding it again after a logsumexp) changes only the rounding.
 
-So their price is that of `torch.softmax`, `log_softmax` and `logsumexp`, and what they are part of, attention or the
-cross-entropy, is found as one kernel.
+So they have the price of `torch.softmax`, `log_softmax` and `logsumexp`, and attention and cross-entropy that contain
+them are recognised as one kernel.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def _made_by(graph: Graph, name: str, kind: str) -> Operator | None:
 
 
 def _axis(graph: Graph, op: Operator) -> int | None:
-    """The one dim that a reduction takes away, or None; samples are not classes, and must not be.
+    """The single dim over which an operator reduces; None if there are several, or if it is the dim of the samples.
 
-    Before version 13 a softmax over another dim than the last took all that follow as one.
+    Before version 13, a softmax over another dim than the last one was over all following dims together.
     """
     tensor = graph.tensors[op.inputs[0]]
     axes = dict(op.attributes).get("axes", ())
@@ -45,7 +45,7 @@ def _axis(graph: Graph, op: Operator) -> int | None:
 
 
 def _keeps_dim(op: Operator) -> bool:
-    """Whether a reduction leaves its dim, with size 1."""
+    """Whether a reduction keeps its dim, with size 1."""
     return bool(dict(op.attributes).get("keepdims", 1))
 
 
@@ -55,14 +55,14 @@ def _is_read_by(graph: Graph, name: str, number: int) -> bool:
 
 
 def _summed_exponential(graph: Graph, name: str) -> tuple[Operator, Operator] | None:
-    """The Exp and the ReduceSum over one dim whose result a tensor is; None if it is no such sum."""
+    """The Exp and the ReduceSum over one dim that compute a tensor; None if it is no such sum."""
     total = _made_by(graph, name, "ReduceSum")
     power = None if total is None else _made_by(graph, total.inputs[0], "Exp")
     return None if total is None or power is None or _axis(graph, total) is None else (power, total)
 
 
 def _unshifted(graph: Graph, name: str, axis: int) -> tuple[str, str | None]:
-    """`x` and `ReduceMax(x)` where a tensor is their difference; else the tensor and None."""
+    """`x` and `ReduceMax(x)` if a tensor is their difference; else the tensor and None."""
     shift = _made_by(graph, name, "Sub")
     top = None if shift is None else _made_by(graph, shift.inputs[1], "ReduceMax")
     if shift is None or top is None or top.inputs[0] != shift.inputs[0]:
@@ -95,7 +95,7 @@ def _softmaxes(graph: Graph) -> Graph:
 
 
 def _sums(graph: Graph) -> Graph:
-    """Logarithms of sums, first without the shift, then, where it is added again, with it."""
+    """Rewrites logarithms of sums: first without the shift by the maximum, and then with it if it is added again."""
     rewrite = Rewrite(graph)
     for index, op in enumerate(graph.operators):
         found = _summed_exponential(graph, op.inputs[0]) if op.kind == "Log" and op.is_live else None

@@ -1,7 +1,7 @@
-"""Weights of layers that are stored in one tensor, `[layers, ...]`, taken apart into those of each layer.
+"""Stacks: the weights of all layers in one tensor, `[layers, ...]`, are divided into those of each layer.
 
-JAX's `scan` over layers keeps weights so, and each layer looks its own up. As one parameter they would be tied across
-all stages of a pipeline, and no layer would be like another.
+JAX's `scan` over layers stores weights like this, and each layer looks up its own. A single parameter would be tied
+across all stages of a pipeline, and no two layers would be equal.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ FEWEST = 2
 
 
 def unstacked(graph: Graph) -> Graph:
-    """The graph with every stack taken apart; `Graph.pieces` says where each weight comes from.
+    """The graph with every stack divided; `Graph.pieces` lists the origin of each weight.
 
-    Stacks are matrices of which each layer looks one up, and vectors of as many layers.
+    Stacks are tensors of matrices of which each layer looks up one, and tensors of vectors for the same number of
+    layers.
     """
     places = {name: found for name in graph.tensors if (found := _layers(graph, name))}
     lengths = {len(found) for name, found in places.items() if len(graph.tensors[name].shape) > 2}
@@ -36,7 +37,8 @@ def unstacked(graph: Graph) -> Graph:
 
 
 def _layers(graph: Graph, name: str) -> dict[int, int]:
-    """Layer -> index of the operator that looks its weights up; empty where `name` is no stack that is read whole."""
+    """Layer -> index of the operator that looks up its weights; empty if the tensor is no stack whose layers are all
+    read."""
     tensor, readers = graph.tensors[name], graph.consumers.get(name, ())
     if tensor.role != "parameter" or len(tensor.shape) < 2 or name in graph.pieces or name in graph.outputs:
         return {}

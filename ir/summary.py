@@ -51,11 +51,15 @@ def summarize(graph: Graph) -> dict[str, Any]:
 
 
 def coverage(operators: Sequence[Operator], weights: Sequence[float]) -> dict[str, float]:
-    """How well the cost of a forward pass is known: shares of `weights` that add up to 1.
+    """How well the cost of a forward pass is known: shares of the total weight, which add up to 1.
+
+    Args:
+        operators: the operators.
+        weights: [operators] see `weights_of`.
 
     Returns:
-        measured: measured on a device, or FLOPs given by the user for a kind outside the table;
-        modelled: the kind is in the table; opaque: it is not.
+        Shares by name. `measured`: measured on a device, or with FLOPs from the user for a kind outside the table;
+        `modelled`: of a kind in the table; `opaque`: of a kind outside the table.
     """
     found = {"measured": 0.0, "modelled": 0.0, "opaque": 0.0}
     if not any(weights):
@@ -90,8 +94,8 @@ def heaviest(operators: Sequence[Operator], weights: Sequence[float]) -> list[di
 def weights_of(graph: Graph, operators: Sequence[Operator]) -> list[float]:
     """The weight of each operator: its forward FLOPs of one sample, or in a profile its measured forward seconds.
 
-    An operator of a kind outside the table for which the user gave no FLOPs counts what a device could compute while it
-    moves the operator's bytes (`FLOPS_PER_BYTE`); otherwise an unknown operator would always weigh nothing.
+    An operator of a kind outside the table without FLOPs from the user has the FLOPs that a device could compute while
+    it moves the operator's bytes (`FLOPS_PER_BYTE`); its weight would be 0 otherwise.
     """
     if not graph.forward_flops and any(op.measured_s for op in operators):
         return [op.measured_s[0] if op.measured_s else 0.0 for op in operators]

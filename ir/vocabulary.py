@@ -1,7 +1,7 @@
-"""A graph whose vocabulary is padded, as trainers do that split it: embeddings, the product with it, and the scores.
+"""A graph with a padded vocabulary, as in trainers that split it: embeddings, the product with it, and the scores.
 
-The dim of the classes is followed from the losses through the factors of operators; tables of embeddings with as many
-rows follow too. Units: elements.
+The dim of the classes is followed from the losses backwards through the factors of operators. Embedding tables with
+the same number of rows are padded too. Units: elements.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ _Dims = set[tuple[str, int]]
 
 
 def padded(graph: Graph, multiple: int) -> Graph:
-    """The graph with its vocabulary padded to a multiple; itself where that is none, or where it has no vocabulary.
+    """The graph with its vocabulary padded to a multiple; the same graph if it has no vocabulary, or one that already
+    is a multiple.
 
-    A vocabulary is the classes of a loss of which an embedding has as many rows. A graph that merges its vocabulary
-    with other dims stays as it is, with a warning.
+    A vocabulary is a dim of classes of a loss with as many classes as some embedding has rows. A graph that merges its
+    vocabulary with other dims is not padded, and gets a warning.
     """
     losses = [graph.tensors[name] for name in sorted(scores_of_losses(graph))]
     seeds = {(tensor.name, class_dim(tensor)): tensor.shape[class_dim(tensor)] for tensor in losses if tensor.shape}
@@ -47,7 +48,7 @@ def _tables(graph: Graph) -> Iterable[str]:
 
 
 def _resized(graph: Graph, dims: _Dims, old: int, new: int) -> Graph:
-    """The graph with some dims of size `old`, and all that follow from them, of size `new`."""
+    """The graph in which some dims of size `old`, and all dims that follow from them, have size `new`."""
     loops = _followed(graph, dims)
     if any(graph.tensors[name].shape[dim] != old for name, dim in dims):
         warning = f"the vocabulary of {old} is merged with other dims, and is not padded to {new}"
@@ -60,12 +61,12 @@ def _resized(graph: Graph, dims: _Dims, old: int, new: int) -> Graph:
     looked_up = {name for name in _tables(graph) if (name, 0) in dims}
     operators = tuple(_looked_up(op, tensors) if op.kind == "Gather" and op.inputs[0] in looked_up else op
                       for op in operators)  # fmt: skip
-    # It is the same model.
+    # The digest stays that of the graph before, since it is the same model.
     return replace(graph, operators=operators, tensors=tensors, sha256=graph.sha256 or graph_digest(graph))
 
 
 def _followed(graph: Graph, dims: _Dims) -> dict[str, set[int]]:
-    """Operator -> those of its factors that are the given dims of its operands, or follow from them; adds to `dims`."""
+    """Name of an operator -> its factors of the given dims, or that follow from these; adds such dims to `dims`."""
     loops: dict[str, set[int]] = {}
     size = -1
     while size != len(dims):
@@ -105,7 +106,7 @@ def _with_loops(op: Operator, loops: set[int], old: int, new: int) -> Operator:
 
 
 def _looked_up(op: Operator, tensors: Mapping[str, Tensor]) -> Operator:
-    """A look-up in a longer table, which reads no more rows; the gradient of the table is whole."""
+    """A look-up in a longer table: it reads as many rows as before, but the gradient has the size of the table."""
     rows = tensors[op.outputs[0]].num_elements
     return replace(op, traffic=(look_up_share(tensors[op.inputs[0]].num_elements, rows), op.traffic[1]))
 
