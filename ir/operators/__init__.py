@@ -1,4 +1,8 @@
-"""One table of operator kinds, a file a family: factor rule as one line, shapes, FLOPs, traffic, saved tensors."""
+"""The table of operator kinds, one file per family of operators.
+
+An entry states the factor rule (written as one line), the output shapes, the FLOPs, the memory traffic and the tensors
+that are saved for the backward pass.
+"""
 
 from ir.operators import (  # noqa: F401  (each module registers its kinds)
     attention,

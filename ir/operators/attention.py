@@ -41,10 +41,10 @@ def _split_heads(ctx: Context, tensor: Tensor, heads: int | None) -> tuple[int, 
 def attention(ctx: Context) -> Result:
     """Queries, keys, values, all `[b, heads, length, size]` or `[b, length, heads * size]`, and a mask.
 
-    A split of the heads splits the kv heads (factor h). A split of the kv sequence (t) combines partial softmaxes: each
-    rank attends to its own keys; the row maximum, the row sum and the result, scaled by them, are all-reduced; backward
-    the row sums get their gradient from all ranks. Splitting the queries over the same ranks, with keys and values
-    gathered, is the signature of factor s.
+    Splitting the heads means splitting the kv heads (factor h). Splitting the key-value sequence (factor t) combines
+    partial softmaxes: each rank attends to its own keys, and the row maximum, the row sum and the rescaled result are
+    all-reduced; in the backward pass, the gradients of the row sums are summed over all ranks. Splitting the queries
+    over the same ranks, with keys and values gathered, is the signature of factor s.
     """
     q, k, v = ctx.tensor(0), ctx.tensor(1), ctx.tensor(2)
     rule = ctx.rule
@@ -120,7 +120,10 @@ TABLE = "{samples length row! pair! 1}"
     ),
 )
 def rotary(ctx: Context) -> Result:
-    """Rotates pairs of the head size: that dim stays whole; heads, samples and positions can be split."""
+    """Rotary position embedding: rotates pairs of elements within each head.
+
+    The head size therefore stays whole; heads, samples and positions can be split.
+    """
     x = ctx.tensor(0)
     rule = ctx.rule
     if x.batch_dim is None and any(ctx.has(i) and ctx.tensor(i).batch_dim == 0 for i in (1, 2, 3)):
@@ -164,7 +167,7 @@ STATE = "[{samples direction hidden 1}]"
     " -> {samples time direction hidden}, {samples direction hidden}, {samples direction hidden}",
 )
 def recurrent(ctx: Context) -> Result:
-    """Samples can be split; time, features and gates stay whole."""
+    """RNN, GRU and LSTM layers: samples can be split; time, features and gates stay whole."""
     x, w, r = ctx.tensor(0), ctx.tensor(1), ctx.tensor(2)
     rule = ctx.rule
     layout = ctx.int_attribute("layout", 0)
@@ -199,7 +202,7 @@ def recurrent(ctx: Context) -> Result:
     steps = x.shape[t_dim] * x.shape[b_dim]
     flops_x, flops_r = 2.0 * steps * w.num_elements, 2.0 * steps * r.num_elements
     gradient_flops = {0: flops_x, 1: flops_x, 2: flops_r}
-    # Whatever needs a gradient, that of the state goes back from step to step.
+    # Backpropagation through time passes the gradient of the state from step to step, whichever operand needs one.
     for i in [i for i in gradient_flops if ctx.needs_gradient[i]][:1]:
         gradient_flops[i] += flops_r
     return Result(

@@ -1,4 +1,4 @@
-"""The table of operator kinds and what an entry works with.
+"""The table of operator kinds, and the types that its entries read and return.
 
 An entry is a function from `Context` (the operands and attributes of one use) to `Result` (factors and costs), declared
 with its factor rule as one line:
@@ -6,9 +6,9 @@ with its factor rule as one line:
     @kind("Softmax", rule="{rows axis@softmax} -> {rows axis}")
     def softmax(ctx: Context) -> Result: ...
 
-An entry never sees a batch size: tensors are kept at one sample, and the batch is a factor of size 1. Constants of a
-file that was exported at `export_batch` samples are brought to one sample by the entry (`ir.batch`). Units: elements,
-bytes, floating-point operations (2 a multiply-add).
+Entries are independent of the batch size: tensor shapes are those of one sample, and the batch is a factor of size 1.
+An entry reduces constants of a file that was exported at `export_batch` samples to one sample (see `ir.batch`). Units:
+elements, bytes, floating-point operations (2 per multiply-add).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ __all__ = [
 
 Value = npt.NDArray[Any]
 StatedShape = tuple[tuple[int, ...], str]
-"""Exported shape and dtype of a result."""
+"""Shape and dtype of a result in the exported file."""
 
 
 class AcrossSamples(Unsupported):
-    """The operator would sum over the samples: another dim of an input may be the batch."""
+    """The operator would sum over the samples, which suggests that the batch is another dim of an input."""
 
 
 class SortedSamples(Unsupported):
@@ -45,7 +45,7 @@ class SortedSamples(Unsupported):
 
 
 class BakedBatch(Exception):
-    """Operand `index` holds the exported batch size in `dim` although nothing traces it to a data input."""
+    """Operand `index` has the exported batch size in `dim`, although it does not depend on any data input."""
 
     def __init__(self, index: int, dim: int, size: int) -> None:
         super().__init__(f"operand {index} has the exported batch in dim {dim}")
@@ -55,7 +55,7 @@ class BakedBatch(Exception):
 
 
 class MissingBatch(Exception):
-    """Operand `index` lacks the batch, which its siblings carry in `dim` and which cannot be broadcast here."""
+    """Operand `index` lacks the batch, which other operands have in `dim`, and this operator cannot broadcast it."""
 
     def __init__(self, index: int, dim: int) -> None:
         super().__init__(f"operand {index} must be repeated over the batch in dim {dim}")
@@ -65,7 +65,7 @@ class MissingBatch(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Usage:
-    """What the source of a graph says about one use of a kind, beside operands and attributes."""
+    """Information of the imported file about one use of a kind, in addition to its operands and attributes."""
 
     scope: str = ""
     """Dotted path of the module that the operator belongs to."""
@@ -74,16 +74,16 @@ class Usage:
     export_batch: int = 1
     """Number of samples that the values of the source were exported for."""
     stated: Sequence[StatedShape | None] = ()
-    """Exported shape and dtype of each result, where the source states them; read for kinds outside the table only."""
+    """Shape and dtype of each result where the source states them; read only for kinds that are not in the table."""
     is_view: bool = False
-    """Whether the operator only re-arranges parameters."""
+    """Whether the operator is a view of parameters, which only rearranges their elements."""
     is_constant: bool = False
     """Whether the operator depends on neither data nor parameters."""
 
 
 @dataclass
 class Context:
-    """One use of a kind, as its entry sees it."""
+    """One use of a kind: the argument of its entry."""
 
     kind: str
     inputs: Sequence[Tensor | None]
@@ -96,7 +96,7 @@ class Context:
     """Version of the operator set; 0 where it is not known."""
     usage: Usage = field(default_factory=Usage)
     rule: Rule = field(default_factory=Rule)
-    """The factor rule, empty when the entry begins."""
+    """The factor rule, which is empty when the entry is called and which the entry builds."""
 
     @property
     def export_batch(self) -> int:
@@ -104,7 +104,11 @@ class Context:
         return self.usage.export_batch
 
     def tensor(self, index: int) -> Tensor:
-        """Operand `index`, which must be there."""
+        """Operand `index`.
+
+        Raises:
+            Unsupported: the operand is absent.
+        """
         tensor = self.inputs[index] if index < len(self.inputs) else None
         if tensor is None:
             raise Unsupported(f"operand {index} is missing")
@@ -120,7 +124,7 @@ class Context:
         return [(i, t) for i, t in enumerate(self.inputs) if t is not None]
 
     def value(self, index: int) -> Value | None:
-        """The known value of operand `index`."""
+        """The value of operand `index` at `export_batch` samples; None if it is unknown."""
         return self.usage.values[index] if index < len(self.usage.values) else None
 
     def factors(
@@ -131,27 +135,34 @@ class Context:
         collectives: Mapping[str, InternalCollective] | None = None,
         line: int = 0,
     ) -> tuple[list[tuple[int, Dims]], list[Dims]]:
-        """The factors of operands and results that a line of the kind's rule describes.
+        """The factors of operands and results, according to a line of the kind's rule.
 
         Args:
-            where: name in braces -> dims of the operand that have it; other dims have the first name in the braces.
+            where: name in braces -> dims of the operand with that name; other dims have the first name in the braces.
             sizes: name -> sizes of the dims that only results have.
-            collectives: `@name` -> the exchange of this use.
-            line: number of the line, for kinds with several.
+            collectives: `@name` -> the collective of this use.
+            line: index of the line, for kinds with several.
+
+        Returns:
+            the ONNX position and the factors of each operand, and the factors of each result.
 
         Raises:
-            Unsupported: an operand is missing, or has other dims than the line says.
+            Unsupported: an operand is missing, or its dims do not match the line.
         """
         follower = Follower(self.rule, where or {}, sizes or {}, collectives or {})
         return follower.follow(parse(KINDS[self.kind].rules[line]), self.inputs)
 
     def keep_one_sample(self, index: int, dim: int = 0) -> None:
-        """Requires the first of `dim` alone, where a known operand holds the same for each exported sample.
+        """Requires that a constant operand be reduced to one sample if its exported samples are all equal.
 
-        To be called where the consumers of the result broadcast it again.
+        To be called only where the consumers of the result broadcast it over the samples.
+
+        Args:
+            index: ONNX position of the operand.
+            dim: the dim with the exported batch size.
 
         Raises:
-            BakedBatch: operand `index` is such a constant.
+            BakedBatch: operand `index` has the same values for each of several exported samples.
         """
         value = self.value(index)
         if value is None or value.ndim <= dim or not 1 < value.shape[dim] == self.export_batch:
@@ -163,7 +174,7 @@ class Context:
         """Integers from attribute `name`, else from the value of operand `index`; None if neither was given.
 
         Raises:
-            Unsupported: the operand is there but its value is unknown.
+            Unsupported: the operand is given but its value is unknown.
         """
         numbers = self._numbers(name, index)
         return None if numbers is None else tuple(int(v) for v in numbers)
@@ -186,14 +197,14 @@ class Context:
         return flat
 
     def int_attribute(self, name: str, default: int) -> int:
-        """An integer attribute."""
+        """The integer attribute `name`, or `default` if it is absent."""
         return int(self.attributes.get(name, default))
 
     def axis(self, name: str, default: int, rank: int) -> int:
-        """An axis attribute, made non-negative.
+        """The axis attribute `name`, or `default`; negative axes are converted to non-negative ones.
 
         Raises:
-            Unsupported: it is outside the rank.
+            Unsupported: the axis is out of range for `rank` dims.
         """
         return within(self.int_attribute(name, default), rank, name)
 
@@ -203,15 +214,15 @@ class Result:
     """The result of an entry: the factors of operands and results, and the costs of the operator."""
 
     operands: Sequence[tuple[int, Dims]]
-    """ONNX position and factors of the operands that stay tensors; the others have become attributes."""
+    """ONNX position and factors of the operands that remain tensors; the others were turned into attributes."""
     outputs: Sequence[Dims]
     """Factors of each result."""
     dtypes: Sequence[str] = ()
-    """Dtypes of the results; missing ones are those of the first operand."""
+    """Dtypes of the results; those that are not listed have the dtype of the first operand."""
     passing: Passing = "none"
-    """How partial operands pass to partial results."""
+    """Which partial operands (unreduced sums) yield partial results."""
     linear: Sequence[int] = ()
-    """Positions of the operands that may be partial under `passing`; empty = all."""
+    """Positions of the operands that may be partial according to `passing`; empty: all."""
     forward_flops: float = 0.0
     """FLOPs of the forward pass at one sample."""
     gradient_flops: Mapping[int, float] = field(default_factory=dict)
@@ -221,13 +232,13 @@ class Result:
     saved_inputs: Sequence[int] = ()
     """Positions of the operands that the backward pass needs."""
     saved_outputs: Sequence[int] = ()
-    """Numbers of the results that the backward pass needs."""
+    """Indices of the results that the backward pass needs."""
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    """Attributes that replace those of the file of the same name; None removes one."""
+    """Attributes that replace those of the file with the same name; None removes an attribute."""
     is_opaque: bool = False
-    """Whether the use cannot be expressed, so that the operator is replicated."""
+    """Whether this use cannot be expressed, so that the operator is replicated."""
     replicated_because: str = ""
-    """Why the samples stay together, for the user to read; empty where they are free."""
+    """Reason, shown to the user, why the operator is replicated over samples; empty if samples can be split."""
 
 
 Entry = Callable[[Context], Result]
@@ -240,9 +251,9 @@ class Kind:
     entry: Entry
     """The function that describes a use."""
     rules: tuple[str, ...]
-    """Its factor rule as a line (see `ir.operators.line`), or lines where uses differ in form."""
+    """Its factor rule as a line (see `ir.operators.line`); several lines where uses have different operands."""
     is_view: bool
-    """Whether it only re-arranges elements: on parameters such an operator costs nothing."""
+    """Whether it only rearranges elements; such an operator costs nothing when applied to parameters."""
 
     @property
     def lines(self) -> tuple[Line, ...]:
@@ -259,8 +270,11 @@ def kind(*names: str, rule: str | tuple[str, ...], is_view: bool = False) -> Cal
 
     Args:
         names: ONNX operator types, `domain.Type` outside the standard domain.
-        rule: the factor rule as one line, see `ir.operators.line`; several lines where uses differ in form.
-        is_view: whether it only re-arranges elements.
+        rule: the factor rule as one line, see `ir.operators.line`; several lines where uses have different operands.
+        is_view: whether the kind only rearranges elements.
+
+    Returns:
+        a decorator that adds the entry to `KINDS` and returns it unchanged.
     """
     rules = (rule,) if isinstance(rule, str) else rule
 
@@ -272,10 +286,10 @@ def kind(*names: str, rule: str | tuple[str, ...], is_view: bool = False) -> Cal
 
 
 def within(axis: int, rank: int, name: str = "axis") -> int:
-    """An axis of a tensor with `rank` dims, made non-negative.
+    """The non-negative equivalent of an axis of a tensor with `rank` dims.
 
     Raises:
-        Unsupported: it is outside the rank.
+        Unsupported: the axis is out of range.
     """
     if not -rank <= axis < max(rank, 1):
         raise Unsupported(f"{name}={axis} is outside a rank of {rank}")
@@ -294,10 +308,10 @@ def all_reduce(
 
     Args:
         name: name of the `@` mark.
-        shape: sizes of the dims that have statistics of their own, at one sample.
-        floats: numbers for each element of `shape` that the forward pass exchanges.
-        has_batch: whether each sample has statistics of its own.
-        backward: numbers that the backward pass exchanges, as a share of those of the forward pass.
+        shape: sizes of the dims that are not reduced, at one sample; each of their elements has its own statistics.
+        floats: numbers per element of `shape` that the forward pass exchanges.
+        has_batch: whether each sample has its own statistics.
+        backward: numbers that the backward pass exchanges, as a fraction of those of the forward pass.
     """
     amount = 4.0 * floats * prod(shape)
     pair = (0.0, amount) if has_batch else (amount, 0.0)
@@ -309,7 +323,18 @@ def all_reduce(
 def statistics(
     name: str, tensor: Tensor, axes: Collection[int], floats: float, *, backward: float = 1.0
 ) -> dict[str, InternalCollective]:
-    """The all-reduce of `@name` marks on dims `axes` of `tensor`, with one row of statistics for each other element."""
+    """The all-reduce behind mark `@name`: statistics over dims `axes`, one row for each element of the other dims.
+
+    Args:
+        name: name of the `@` mark.
+        tensor: the tensor that is reduced.
+        axes: the dims over which statistics are taken.
+        floats: numbers per row that the forward pass exchanges.
+        backward: numbers that the backward pass exchanges, as a fraction of those of the forward pass.
+
+    Returns:
+        `name` -> the collective.
+    """
     rows = [size for d, size in enumerate(tensor.shape) if d not in axes]
     has_batch = tensor.batch_dim is not None and tensor.batch_dim not in axes
     return {name: all_reduce(name, rows, floats, has_batch=has_batch, backward=backward)}

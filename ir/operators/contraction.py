@@ -1,4 +1,4 @@
-"""Kinds that multiply and add: matrix products, convolutions, Einsum.
+"""Contractions: matrix products, convolutions, Einsum.
 
 FLOPs are 2 per multiply-add; the gradient of each operand costs as much as the forward pass.
 """
@@ -27,7 +27,7 @@ from ir.operators.windows import first_pads, spatial_sizes, window_of
 def _product(
     ctx: Context, operands: list[tuple[int, Dims]], output: Dims, passing: Passing, flops: float | None = None
 ) -> Result:
-    """A contraction of operands 0 and 1; by default its FLOPs are 2 for each point of all loops of the rule."""
+    """A contraction of operands 0 and 1; its FLOPs are by default 2 times the product of all loop sizes of the rule."""
     flops = 2.0 * prod(f.size for f in ctx.rule.factors) if flops is None else flops
     return Result(
         operands,
@@ -60,7 +60,10 @@ def _cut(tensor: Tensor, stop: int) -> Tensor:
     ),
 )
 def matmul(ctx: Context) -> Result:
-    """Matrices, or a vector on one side; the last line compares the samples of a batch with each other."""
+    """A product of matrices, or of a matrix and a vector.
+
+    The last line is the product of the samples of a batch with each other, as in contrastive losses.
+    """
     a, b = ctx.tensor(0), ctx.tensor(1)
     if not a.shape or not b.shape:
         raise Unsupported("a scalar operand")
@@ -88,7 +91,7 @@ def matmul(ctx: Context) -> Result:
 
 
 def _among_samples(ctx: Context, dims_a: Dims, dims_b: Dims, out: Dims) -> Result:
-    """Similarities between all samples of a batch, which every rank needs; at one sample it is compared with itself."""
+    """Similarities between all samples of a batch, which every rank computes; the cost is counted for one sample."""
     ctx.rule.mark([ctx.rule.batch()], fixed=True)
     result = _product(ctx, [(0, dims_a), (1, dims_b)], out, "none")
     result.replicated_because = "it compares the samples of a batch with each other (counted for one sample)"
@@ -97,16 +100,17 @@ def _among_samples(ctx: Context, dims_a: Dims, dims_b: Dims, out: Dims) -> Resul
 
 @kind("Gemm", rule=tuple(f"{a}, {b}, [{{m n 1}}] -> m n" for a in ("m k+!", "k+! m") for b in ("k n", "n k")))
 def gemm(ctx: Context) -> Result:
-    """A product of matrices, each transposed as `transA` and `transB` say, and a bias.
+    """A product of two matrices, transposed according to `transA` and `transB`, plus an optional bias.
 
-    With a bias the contraction stays whole (`!`), because each rank would add it: the importer splits the bias off.
+    With a bias the contracted dim stays whole (`!`), since otherwise each rank would add the bias to its partial sum.
+    The importer makes the bias a separate operator to avoid this.
     """
     a, b = ctx.tensor(0), ctx.tensor(1)
     if len(a.shape) != 2 or len(b.shape) != 2:
         raise Unsupported("Gemm takes matrices")
     ta, tb = bool(ctx.int_attribute("transA", 0)), bool(ctx.int_attribute("transB", 0))
     m_dim, ka = (1, 0) if ta else (0, 1)
-    # The first state of a recurrent cell that is unrolled is a constant.
+    # The initial state of an unrolled recurrent cell is a constant.
     ctx.keep_one_sample(0, m_dim)
     n_dim, kb = (0, 1) if tb else (1, 0)
     _check(a.shape[ka], b.shape[kb])
@@ -134,7 +138,11 @@ def gemm(ctx: Context) -> Result:
 
 
 def _halo(x: Tensor, dim: int, window: int, stride: int, begin: int) -> InternalCollective | None:
-    """The exchange of a split of dim `dim`: `begin` rows of the neighbour before, and those of the other one."""
+    """The halo exchange of a split of dim `dim`; None if windows do not overlap.
+
+    Each rank receives the `begin` last rows of the previous rank and the remaining `window - stride - begin` rows from
+    the next rank.
+    """
     rows = begin + max(window - stride - begin, 0)
     if rows == 0:
         return None
@@ -144,10 +152,10 @@ def _halo(x: Tensor, dim: int, window: int, stride: int, begin: int) -> Internal
 
 
 def _samples_of_channels(ctx: Context, groups: int) -> tuple[tuple[int, ...], int]:
-    """The batch factor in front of the channels where each sample has weights of its own, and the groups of a sample.
+    """The batch factor of the channel dim if each sample has its own weights, and the number of groups per sample.
 
-    Networks that compute the weights of a convolution from their data (dynamic convolutions, StyleGAN2) put the samples
-    beside each other as groups of channels: `[1, (b c), ...]` and `[(b m), c, ...]`.
+    Networks that compute the weights of a convolution from their data (dynamic convolutions, StyleGAN2) merge the
+    samples into the channels and use a grouped convolution: operands are `[1, (b c), ...]` and `[(b m), c, ...]`.
     """
     x, w = ctx.tensor(0), ctx.tensor(1)
     if w.batch_dim is None:
@@ -164,10 +172,11 @@ def _samples_of_channels(ctx: Context, groups: int) -> tuple[tuple[int, ...], in
 
 @kind("Conv", rule="n (g c+!) {(space@halo? stride!) rest!}, (g m) c {window!}, [(g m)] -> n (g m) {space new!}")
 def conv(ctx: Context) -> Result:
-    """Convolution by groups of channels.
+    """Convolution, possibly with groups of channels.
 
-    A spatial dim that the stride divides is split at the price of a halo exchange, where windows overlap; its factor is
-    called h, w or d. Other spatial dims stay whole. With a bias the contraction stays whole, as each rank would add it.
+    A spatial dim whose size is a multiple of the stride can be split; where windows overlap, this takes a halo
+    exchange. Its factor is called h, w or d. Other spatial dims stay whole. With a bias the contracted channels stay
+    whole, since otherwise each rank would add the bias to its partial sum.
     """
     x, w = ctx.tensor(0), ctx.tensor(1)
     rank = len(x.shape) - 2
@@ -210,7 +219,7 @@ def conv(ctx: Context) -> Result:
 
 @kind("ConvTranspose", rule="n (g c+!) {space!}, (g c) m {window!}, [(g m)] -> n (g m) {new!}")
 def conv_transpose(ctx: Context) -> Result:
-    """The transpose of a convolution: spatial dims stay whole, with a bias also the contraction."""
+    """The transpose of a convolution: spatial dims stay whole, and with a bias also the contracted channels."""
     x, w = ctx.tensor(0), ctx.tensor(1)
     rank = len(x.shape) - 2
     own, groups = _samples_of_channels(ctx, ctx.int_attribute("group", 1))
@@ -252,10 +261,11 @@ def conv_transpose(ctx: Context) -> Result:
     rule="n channels! {space!}, m?! inner! {window!}, n places! {new!}, [m?!], [n masks! {new!}] -> n m?! {new!}",
 )
 def deform_conv(ctx: Context) -> Result:
-    """A convolution whose windows read at places of their own, which operand 2 moves and operand 4 weighs.
+    """Deformable convolution: operand 2 displaces the positions at which windows read, operand 4 weights what is read.
 
-    Samples can be split, and filters where there is one group of channels. What the windows read is written to memory
-    before the product (torchvision's kernel), which makes no gradient apart for the places.
+    Samples can be split, and output channels if there is a single group of channels. As in torchvision's kernel, the
+    values that the windows read are written to memory before the matrix product. The gradient of the displacements is
+    not counted separately.
     """
     x, w, moved = ctx.tensor(0), ctx.tensor(1), ctx.tensor(2)
     rank = len(x.shape) - 2
@@ -300,7 +310,7 @@ def deform_conv(ctx: Context) -> Result:
 
 
 def explicit(equation: str) -> tuple[list[str], str]:
-    """The terms of the operands and of the result of an einsum, whose equation may leave out the latter."""
+    """The subscripts of the operands and of the result of an einsum equation, which may omit the result."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     if not arrow:
         letters = left.replace(",", "").replace(".", "")
@@ -311,16 +321,16 @@ def explicit(equation: str) -> tuple[list[str], str]:
 
 @kind("Einsum", rule="{kept summed+ 1}* -> {kept}")
 def einsum(ctx: Context) -> Result:
-    """The attribute `equation` names the loops, which are the factors; those that are not in the result are summed.
+    """Einsum: the letters of attribute `equation` are the factors; those that the result lacks are summed.
 
-    Of two operands, a loop that one alone has is summed before they are multiplied, and without a sum over both they
-    are multiplied element by element.
+    With two operands, a letter that appears in one operand only and not in the result is summed before the product. If
+    no letter is summed over both operands, the product is elementwise.
     """
     terms, right = explicit(str(ctx.attributes["equation"]))
     equation = f"{','.join(terms)}->{right}"
     ranks = [len(ctx.tensor(i).shape) - len(t) + 3 for i, t in enumerate(terms) if "..." in t]
     if ranks:
-        # Fresh letters for the dims of the ellipsis, aligned to the right.
+        # Unused letters for the dims of the ellipsis, aligned to the right.
         used = set(equation)
         fresh = [c for c in map(chr, range(ord("A"), ord("A") + 200)) if c.isalpha() and c not in used]
         dots = "".join(fresh[: max(ranks)])
@@ -345,7 +355,7 @@ def einsum(ctx: Context) -> Result:
                 raise Unsupported(f"sizes of {letter} differ")
             if letter not in right and tensor.batch_dim == d:
                 raise AcrossSamples("a sum over samples")
-            # A size of 1 broadcasts over the samples that another operand brings.
+            # A dim of size 1 is broadcast over the samples of another operand.
             brings = tensor.batch_dim == d or tensor.shape[d] != 1
             dims.append(found[letter] if brings else ())
         operands.append((i, dims))

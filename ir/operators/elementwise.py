@@ -1,9 +1,10 @@
 """Elementwise kinds with broadcasting.
 
-Traffic: forward each operand is read and the result written once (1.0). Backward of a unary kind reads the output
-gradient and what was saved and writes the input gradient (3 transfers against 2, 1.5); of a product it reads three
-and writes two (5 against 3, 1.7); of a sum nothing moves but the accumulation where gradients meet (0.5).
-Source: counting of one fused kernel per operator.
+Traffic is stated in multiples of the bytes of all operands and results, counting one fused kernel per operator. The
+forward pass reads each operand and writes the result once (1.0). The backward pass of a unary kind reads the output
+gradient and the saved tensor and writes the input gradient (3 transfers instead of 2: 1.5). That of a product reads
+three tensors and writes two (5 instead of 3: 1.7). That of a sum passes its output gradient on; only the accumulation
+of gradients of tensors with several consumers moves data (0.5).
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ def broadcast(ctx: Context, operands: Sequence[tuple[int, Tensor]]) -> tuple[lis
     """Numpy broadcasting of operands.
 
     Args:
-        ctx: the use, whose rule receives the factors.
-        operands: (position, tensor) pairs; for a part of the dims pass tensors cut to that part.
+        ctx: the use; the factors are added to its rule.
+        operands: (position, tensor) pairs; to broadcast only some of the dims, pass tensors with those dims alone.
 
     Returns:
         factors of each operand, factors of the result.
@@ -56,7 +57,7 @@ def broadcast(ctx: Context, operands: Sequence[tuple[int, Tensor]]) -> tuple[lis
             elif carriers and size == rest * ctx.export_batch:
                 raise BakedBatch(operands[k][0], d, rest)
             elif t.batch_dim is not None and size * ctx.export_batch == rest:
-                # Samples that are compared with each other: a constant, such as a diagonal, has a column for each.
+                # Similarities between samples: a constant operand, such as a diagonal mask, has a column per sample.
                 for i, other, c in present:
                     if other.shape[c] == rest and ctx.value(operands[i][0]) is not None:
                         raise BakedBatch(operands[i][0], c, size)
@@ -76,14 +77,14 @@ def _elementwise(
     saved_inputs: Sequence[int] = (),
     saved_outputs: Sequence[int] = (),
 ) -> Result:
-    """All operands broadcast; the dtype is by default that of the first one."""
+    """An elementwise operator that broadcasts all operands; its result has by default the dtype of the first one."""
     operands = ctx.present
     if not operands:
         raise Unsupported("it has no operand")
     rank = max(len(t.shape) for _, t in operands)
     if rank > 2 and all(t.batch_dim is None for _, t in operands):
         for i, t in operands:
-            # A mask that is added to what all samples share, such as the scores of distances.
+            # A mask that is added to a tensor without samples, such as scores that depend on distances only.
             if len(t.shape) == rank and all(len(o.shape) < rank or o.shape[0] == 1 for j, o in operands if j != i):
                 ctx.keep_one_sample(i)
     sides, result = broadcast(ctx, operands)
@@ -106,7 +107,7 @@ UNARY, BINARY, ANY = "... -> ...", "..., ... -> ...", "...* -> ..."
     rule=UNARY,
 )  # fmt: skip
 def saves_output(ctx: Context) -> Result:
-    """Unary kinds whose derivative is a function of the result."""
+    """Unary kinds whose derivative is a function of the result, which is saved for the backward pass."""
     return _elementwise(ctx, saved_outputs=(0,))
 
 
@@ -116,13 +117,13 @@ def saves_output(ctx: Context) -> Result:
     "Acosh", "Atanh", "BitCast", rule=UNARY,
 )  # fmt: skip
 def saves_input(ctx: Context) -> Result:
-    """Kinds whose derivative is a function of the operand; `Erfc` is TensorFlow's, which tf2onnx leaves as it is."""
+    """Kinds whose derivative is a function of the operand, which is saved; `Erfc` is a TensorFlow kind (tf2onnx)."""
     return _elementwise(ctx, saved_inputs=(0,))
 
 
 @kind("Neg", rule=UNARY)
 def negation(ctx: Context) -> Result:
-    """Linear, hence nothing is saved."""
+    """Negation: linear, hence nothing is saved."""
     return _elementwise(ctx, passing="joint", traffic=(1.0, 1.0))
 
 
@@ -142,33 +143,33 @@ def predicate(ctx: Context) -> Result:
 
 @kind("Add", "Sub", "Sum", rule=ANY)
 def addition(ctx: Context) -> Result:
-    """Jointly linear: all operands partial gives a partial result. A frozen bias has no gradient to be summed."""
+    """Sums are jointly linear: if all operands are partial, so is the result. A frozen operand needs no gradient."""
     has_frozen = any(tensor.frozen for _, tensor in ctx.present)
     return _elementwise(ctx, passing="joint", traffic=(1.0, 0.0 if has_frozen else 0.5))
 
 
 @kind("Mean", rule=ANY)
 def mean(ctx: Context) -> Result:
-    """Jointly linear: all operands partial gives a partial result."""
+    """Jointly linear: if all operands are partial, so is the result."""
     return _elementwise(ctx, passing="joint", traffic=(1.0, 1.0))
 
 
 @kind("Max", "Min", "PRelu", rule=ANY)
 def selection(ctx: Context) -> Result:
-    """The backward pass decides again which operand won."""
+    """Each element of the result is selected by a comparison, which the backward pass repeats on the saved operands."""
     return _elementwise(ctx, traffic=(1.0, 1.7), saved_inputs=[i for i, _ in ctx.present])
 
 
 @kind("Mul", rule=BINARY)
 def multiplication(ctx: Context) -> Result:
-    """Each operand is needed for the gradient of the other."""
+    """A product: the gradient of each operand needs the other operand."""
     saved = [i for i in (0, 1) if ctx.needs_gradient[1 - i]]
     return _elementwise(ctx, passing="multi", traffic=(1.0, 1.7), saved_inputs=saved)
 
 
 @kind("Div", rule=BINARY)
 def division(ctx: Context) -> Result:
-    """Linear in the numerator, except of integers, which are rounded."""
+    """Linear in the numerator, except for integers, whose quotient is rounded."""
     saved = [0, 1] if ctx.needs_gradient[1] else [1] if ctx.needs_gradient[0] else []
     passing: Passing = "first" if ctx.tensor(0).is_float else "none"
     return _elementwise(ctx, passing=passing, traffic=(1.0, 1.7), saved_inputs=saved)
@@ -182,13 +183,13 @@ def power(ctx: Context) -> Result:
 
 @kind("Where", rule="..., ..., ... -> ...")
 def where(ctx: Context) -> Result:
-    """The condition chooses, and is saved; linear in what is chosen from."""
+    """Elementwise choice between two operands by a condition: saves the condition, and is linear in both operands."""
     return _elementwise(ctx, dtype=ctx.tensor(1).dtype, passing="rest", traffic=(1.0, 1.0), saved_inputs=(0,))
 
 
 @kind("Clip", rule="{dims} -> {dims}")
 def clip(ctx: Context) -> Result:
-    """The bounds are attributes, or known operands from version 11 on."""
+    """Clipping; the bounds are attributes, or from version 11 on operands whose values must be known."""
     bounds = {name: ctx.floats(name, index) for name, index in (("min", 1), ("max", 2))}
     attributes = {name: bound[0] for name, bound in bounds.items() if bound}
     return Result(*ctx.factors(), traffic=(1.0, 1.5), saved_inputs=(0,), attributes=attributes)
@@ -211,13 +212,13 @@ def cast_like(ctx: Context) -> Result:
 
 @kind("Identity", rule=UNARY, is_view=True)
 def identity(ctx: Context) -> Result:
-    """A second name of a tensor."""
+    """The tensor itself under a second name."""
     return _elementwise(ctx, passing="joint", traffic=(0.0, 0.0))
 
 
 @kind("Dropout", rule="{dims} -> {dims}, {dims}")
 def dropout(ctx: Context) -> Result:
-    """Dropout in training: the backward pass needs the mask, the second result, of one byte an element."""
+    """Dropout in training: saves the mask, its second result, of one byte per element."""
     ratio = ctx.floats("ratio", 1) or (0.5,)
     dtypes = [ctx.tensor(0).dtype, "bool"]
     return Result(*ctx.factors(), dtypes, traffic=(1.0, 1.0), saved_outputs=(1,), attributes={"ratio": ratio[0]})
@@ -225,7 +226,7 @@ def dropout(ctx: Context) -> Result:
 
 @kind("QuantizeLinear", "DequantizeLinear", rule="{dims axis}, [{axis 1}], [{axis 1}] -> {dims axis}")
 def quantization(ctx: Context) -> Result:
-    """Scale and zero point of the whole tensor, or of each element of one axis."""
+    """Scale and zero point belong to the whole tensor, or to each element of one axis."""
     tensor = ctx.tensor(0)
     dims = ctx.rule.dims(tensor)
     operands: list[tuple[int, Dims]] = [(0, dims)]

@@ -1,4 +1,4 @@
-"""Look-ups by index: Gather and its relatives, one-hot, scatter."""
+"""Look-ups by index: the Gather and Scatter kinds, and OneHot."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ from math import prod
 from ir.graph import Tensor
 from ir.operators.base import BakedBatch, Context, Dims, MissingBatch, Result, Unsupported, kind
 
-AMONG_SAMPLES = "a look-up among samples, which must not need each other; nodes of a graph need a dim of graphs"
-"""Why rows are not looked up by numbers of samples."""
+AMONG_SAMPLES = (
+    "it looks up rows of the batch dim, so that a sample would depend on others; in a graph network, make the first "
+    "dim the number of graphs, and the second one the nodes"
+)
+"""Reason, shown to the user, why look-ups along the batch dim are refused."""
 
 
 def look_up_share(table: int, rows: int) -> float:
-    """Share of the bytes of table and result that a look-up moves, which reads the rows alone.
+    """Bytes that a look-up moves, as a fraction of the bytes of the table and of the result.
+
+    A look-up reads only the rows that it returns, and writes them.
 
     Args:
         table: elements of the table.
@@ -22,7 +27,7 @@ def look_up_share(table: int, rows: int) -> float:
 
 
 def _lookup_traffic(ctx: Context, output_elements: int) -> tuple[float, float]:
-    """Traffic of a look-up; the gradient of the table is written whole.
+    """Traffic of a look-up, forward and backward; the backward pass writes the gradient of the whole table.
 
     Source: `torch.nn.Embedding(sparse=False)`, whose backward pass fills a table of zeros and adds rows.
     """
@@ -31,9 +36,10 @@ def _lookup_traffic(ctx: Context, output_elements: int) -> tuple[float, float]:
 
 @kind("Gather", rule=("{kept rows+!}, {at} -> {kept at}", "{kept rows+!} -> {kept}"))
 def gather(ctx: Context) -> Result:
-    """`data[indices]` along `axis`; without the second operand one constant index, which removes the dim.
+    """`data[indices]` along `axis`; without the second operand, the index is one constant, and the dim is removed.
 
-    Rows of a parameter split with a masked look-up, which yields partial sums (`+`); rows of data stay whole (`!`).
+    If the rows of a parameter are split, each rank looks up its own rows and returns zeros for the others, which gives
+    partial sums (`+`). Rows of activations stay whole (`!`).
     """
     data = ctx.tensor(0)
     rule = ctx.rule
@@ -69,7 +75,7 @@ def gather(ctx: Context) -> Result:
 
 
 def _same_batch(ctx: Context, first: tuple[int, Tensor], second: tuple[int, Tensor], axis: int) -> None:
-    """Requires the batch in both operands where one lacks it; both have the same dims except `axis`.
+    """Requires that both operands have the batch if one has it; their dims are the same except for `axis`.
 
     Raises:
         MissingBatch: an operand must first be repeated over the batch.
@@ -107,7 +113,7 @@ def gather_elements(ctx: Context) -> Result:
 
 @kind("GatherND", rule="{shared rows! kept}, {shared at} depth! -> {shared at kept}")
 def gather_nd(ctx: Context) -> Result:
-    """Leading dims of the indices can be split, dims of the data that are looked into stay whole."""
+    """Leading dims of the indices can be split; the dims of the data that the indices address stay whole."""
     data, indices = ctx.tensor(0), ctx.tensor(1)
     rule = ctx.rule
     shared = ctx.int_attribute("batch_dims", 0)
@@ -140,7 +146,7 @@ def gather_nd(ctx: Context) -> Result:
 
 @kind("ScatterElements", "Scatter", rule="{rows!}, {at!}, {new!} -> {rows}")
 def scatter(ctx: Context) -> Result:
-    """Replicated, except the batch where data, indices and updates all carry it in the same dim."""
+    """Replicated; only the batch can be split, if data, indices and updates all have it in the same dim."""
     data, indices, updates = ctx.tensor(0), ctx.tensor(1), ctx.tensor(2)
     rule = ctx.rule
     axis = ctx.axis("axis", 0, len(data.shape))
@@ -157,7 +163,7 @@ def scatter(ctx: Context) -> Result:
 
 @kind("ScatterND", rule="{rows! kept}, {at!}, {new! kept} -> {rows kept}")
 def scatter_nd(ctx: Context) -> Result:
-    """Dims of the data after those that are looked into can be split; they are the last dims of the updates."""
+    """The dims of the data that follow those addressed by indices can be split; they are the last of the updates."""
     data, indices, updates = ctx.tensor(0), ctx.tensor(1), ctx.tensor(2)
     rule = ctx.rule
     lead, depth = len(indices.shape) - 1, indices.shape[-1]
@@ -192,7 +198,7 @@ def scatter_nd(ctx: Context) -> Result:
 
 @kind("OneHot", rule="{kept} -> {kept depth!}")
 def one_hot(ctx: Context) -> Result:
-    """A new dim of size `depth`."""
+    """One-hot encoding: adds a dim of size `depth`."""
     indices = ctx.tensor(0)
     depth = ctx.ints("depth", 1)
     if not depth:

@@ -1,18 +1,19 @@
 """Mixture of experts: tokens are dispatched to the experts that the router chose, and their results are combined.
 
-`Dispatch` copies each token into slots of its experts, of which every expert has a fixed number a sample (`capacity`);
-`GroupedMatMul` multiplies the slots of each expert by that expert's weight; `Combine` adds the `k` results of every
-token, weighted as the router says. In `[e, (b c), h]` samples are the major part of the slots: an axis that splits
-samples before `Dispatch` and experts after it exchanges tokens by all-to-all, as between any other two placements.
+`Dispatch` copies each token into slots of its experts; every expert has a fixed number of slots per sample
+(`capacity`). `GroupedMatMul` multiplies the slots of each expert by that expert's weight. `Combine` adds the `k`
+results of every token, weighted by the router. In slots `[e, (b c), h]` the samples are the major part of the second
+dim: if a mesh axis splits samples before `Dispatch` and experts after it, the reshard between the two placements is an
+all-to-all.
 
-A token takes the next free slot of its expert, in the order of tokens and of its `k` choices; slots that stay empty
-are zero, tokens beyond the capacity add nothing (GShard, arXiv 2006.16668, section 3.2, without its random routing).
-Attribute `batch_dim` is the token dim that holds the samples where it is not the first.
+A token takes the next free slot of its expert, in the order of tokens and of their `k` choices. Slots that remain empty
+are zero, and tokens beyond the capacity contribute nothing (GShard, arXiv 2006.16668, section 3.2, without its random
+routing). Attribute `batch_dim` is the token dim that holds the samples if that is not the first one.
 
-With `groups` > 1 the tokens of a sample are divided into that many runs of equal length, along the first token dim that
-is not that of the samples, each with slots of its own (the groups of GShard): the slots are `[e, g, (b c), h]`, and an
-axis that splits the sequence (context or sequence parallelism) exchanges tokens with the experts by all-to-all as well.
-FLOPs are those of the routed tokens, not of the slots.
+With `groups` > 1 the tokens of a sample are divided into that many contiguous groups of equal length, along the first
+token dim other than that of the samples, and each group has its own slots (the groups of GShard). The slots are then
+`[e, g, (b c), h]`, and a mesh axis that splits the sequence (context or sequence parallelism) can also exchange tokens
+with the experts by all-to-all. FLOPs are those of the routed tokens, not of all slots.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ BALANCED_LOAD = (
     "mixture of experts: every expert is assumed to get an equal share of each sample's routed tokens; "
     "a real router's busiest expert takes longer and holds more"
 )
-"""Warning of every graph with experts: the assumption behind capacity, times and memory."""
+"""Warning for every graph with experts: the assumption on which capacity, times and memory are based."""
 
 
 def _routing(ctx: Context, x_lead: tuple[int, ...], batch_dim: int | None, index: int) -> Tensor:
-    """Operand `index`, `[tokens ..., k]` for tokens of shape `x_lead`."""
+    """Operand `index`, which must be of shape `[tokens ..., k]` for tokens of shape `x_lead`."""
     chosen = ctx.tensor(index)
     if chosen.shape[:-1] != x_lead or chosen.batch_dim != batch_dim or not chosen.shape:
         raise Unsupported(f"operand {index} is {chosen.shape} for tokens {x_lead}")
@@ -41,7 +42,7 @@ def _routing(ctx: Context, x_lead: tuple[int, ...], batch_dim: int | None, index
 
 
 def _lead(ctx: Context, tensor: Tensor, groups: tuple[int, ...] = ()) -> Dims:
-    """Factors of the token dims: samples and groups can be split, tokens of a group stay together."""
+    """Factors of the token dims: samples and groups can be split, the tokens of a group cannot."""
     dims = range(len(tensor.shape) - 1)
     grouped = next((d for d in dims if d != tensor.batch_dim), None) if groups else None
     found: Dims = []
@@ -63,7 +64,7 @@ def dispatch(ctx: Context) -> Result:
     """Tokens `b (g s) h` and their experts `b (g s) k` become slots `e g (b c) h`.
 
     Attributes: `num_experts`, `groups` (default 1, then the result has no dim g), `capacity` (slots of an expert for
-    one group of one sample). Splitting e needs no exchange: each rank takes the tokens of its own experts.
+    one group of one sample). Splitting e needs no communication: each rank takes the tokens of its own experts.
     """
     x = ctx.tensor(0)
     rule = ctx.rule
@@ -91,8 +92,12 @@ def dispatch(ctx: Context) -> Result:
 
 
 def token_copies(operators: Iterable[Operator], tensors: Mapping[str, Tensor]) -> dict[str, float]:
-    """Copies of each token in the tensors that take tokens to experts and back: 1 in front of a dispatch and after a
-    combination, and the experts of a token where slots leave the one or enter the other."""
+    """Number of copies of each token in the operands and results of `Dispatch` and `Combine`.
+
+    Returns:
+        tensor -> copies: 1 for the tokens that a `Dispatch` reads or a `Combine` returns, and the `k` experts of a
+        token for the slots that a `Dispatch` returns or a `Combine` reads.
+    """
     found: dict[str, float] = {}
     for op in operators:
         if op.kind in (DISPATCH, COMBINE):
@@ -103,7 +108,7 @@ def token_copies(operators: Iterable[Operator], tensors: Mapping[str, Tensor]) -
 
 
 def num_experts(op: Operator) -> int:
-    """Number of experts by whose weights an operator multiplies; 0 for all other operators."""
+    """Number of experts of a `GroupedMatMul`; 0 for all other operators."""
     return next((f.size for f in op.rule.factors if f.name == "e"), 0) if op.kind == PRODUCT else 0
 
 
@@ -114,7 +119,7 @@ def _is_slots(tensor: Tensor) -> bool:
 
 @kind(PRODUCT, rule="e {g} c k+, e k n -> e {g} c n")
 def grouped_matmul(ctx: Context) -> Result:
-    """Slots times the weight of their expert; the dim g is there only where tokens are in groups.
+    """The product of slots with the weight of their expert; the dim g exists only if tokens are divided into groups.
 
     Attribute `num_tokens`: routed tokens of one sample (tokens times top-k).
     """

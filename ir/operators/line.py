@@ -1,4 +1,4 @@
-"""Factor rules written as one line, einsum style: what each entry of the table of kinds declares.
+"""Factor rules of operator kinds, written as one line in the style of einsum.
 
     MatMul    ... m k+, ... k n -> ... m n
     Softmax   {rows axis@softmax} -> {rows axis}
@@ -10,17 +10,18 @@ operand in brackets is optional, and `*` after an operand repeats it. A dim is w
 |---|---|
 | `m` | one loop; the same name is the same loop everywhere |
 | `(h d)` | loops merged into one dim, the major one first; only the major one can be split |
-| `{rows axis!}` | any number of dims, each of them one of these; the entry says which dims belong to which name |
+| `{rows axis!}` | any number of dims, each with one of these names; the entry assigns names to dims |
 | `...` | dims that broadcast as in numpy |
 | `1`, `()` | a dim of size 1 that broadcasts; a tensor without dims |
 
-Marks after a name: `!` is never split, and `!!` not even by samples where that dim carries them; `+` is summed, so
-that a split leaves partial results; `@name` is split at the price of an exchange inside the operator (where one is
-needed). Several marks are alternatives, `?` being none: the use decides which of them holds, and the entry's docstring
-says when. The batch is not written: whichever dim carries it has it in front of its own loops.
+Marks after a name: `!` means that the loop is never split, `!!` that not even the samples are split if that dim holds
+the batch; `+` means that the loop is summed, so that a split gives partial results; `@name` means that a split takes a
+collective inside the operator (if the use states one). Several marks are alternatives, `?` standing for no mark: which
+of them applies depends on the use, and is explained in the docstring of the entry. The batch is not written: in
+whichever dim holds it, it is the major loop.
 
-A factor is called by its letter in the line; a loop with a longer name is called by its number (`d0`, `d1` ...), so
-that rules of equal structure are equal.
+The factor of a loop has the loop's name if that is a single letter; other loops are numbered (`d0`, `d1` ...), so that
+rules of equal structure are equal.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Loop:
 
     name: str
     marks: tuple[str, ...] = ()
-    """`!`, `!!`, `+` or `@name`; alternatives where there are several, `?` being none."""
+    """`!`, `!!`, `+` or `@name`; several marks are alternatives, `?` standing for no mark."""
 
 
 Dim = tuple[Loop, ...]
@@ -45,7 +46,7 @@ Dim = tuple[Loop, ...]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Any number of dims, each of them one of `choices`."""
+    """Any number of dims, each of them one of `choices` (braces in the line)."""
 
     choices: tuple[Dim, ...]
 
@@ -56,7 +57,7 @@ BROADCAST = Run(())
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """One tensor of a line."""
+    """The dims of one operand or result of a line."""
 
     dims: tuple[Dim | Run, ...]
     is_optional: bool = False
@@ -85,10 +86,10 @@ _MARK = re.compile(r"!!|!|\+|\?|@[a-z_]+")
 
 @cache
 def parse(text: str) -> Line:
-    """Reads a line; see the module.
+    """Parses a line in the notation of this module.
 
     Raises:
-        ValueError: it is not written as the module says.
+        ValueError: the text does not follow the notation.
     """
     left, arrow, right = text.partition("->")
     if not arrow:

@@ -1,4 +1,4 @@
-"""Operands and results as a line of `ir.operators.line` describes them, for one use of a kind."""
+"""The factors of operands and results of one use of a kind, according to a line of `ir.operators.line`."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from ir.operators.rule import Dims, Rule
 
 
 class Unsupported(Exception):
-    """An entry cannot express this use of its kind; the message says why."""
+    """An entry cannot express this use of its kind; the message states the reason."""
 
 
 class Follower:
-    """Adds the loops that a line names to a rule, in the order in which the line names them.
+    """Adds the loops of a line to a rule, in the order in which the line names them.
 
-    It reads dims of one loop each, and at most one pair of braces an operand; an entry with merged dims builds them by
-    itself. A loop with several marks to choose from gets none: its entry decides.
+    It supports dims of one loop each and at most one pair of braces per operand; entries with merged dims build their
+    factors themselves. A loop with alternative marks gets none of them: its entry adds the mark.
 
     Args:
-        rule: receives the factors.
-        where: name in braces -> dims of the operand that have it; all other dims have the first name in the braces.
-        sizes: name -> sizes of the dims that only results have; in braces they take the place of the first dim that the
-            result lacks.
-        collectives: `@name` -> the exchange; one that is missing costs nothing in this use.
+        rule: the rule to which the factors are added.
+        where: name in braces -> dims of the operand with that name; all other dims have the first name in the braces.
+        sizes: name -> sizes of the dims that only results have; in braces they are inserted in place of the first dim
+            that the result lacks.
+        collectives: `@name` -> the collective of the mark; a mark that is missing here costs nothing in this use.
     """
 
     def __init__(
@@ -37,17 +37,17 @@ class Follower:
     ) -> None:
         self.rule, self.where, self.sizes, self.collectives = rule, where, sizes, collectives
         self.factors: dict[str, Dims] = {}
-        """Name -> factors of each dim that has it."""
+        """Name -> factors of each dim with that name."""
         self.braces: list[str] = []
         """Names of the dims in the braces of the first operand that has any, in their order there."""
         self.choices: set[str] = set()
-        """Names that stand in those braces."""
+        """The distinct names in those braces."""
 
     def follow(self, line: Line, tensors: Sequence[Tensor | None]) -> tuple[list[tuple[int, Dims]], list[Dims]]:
         """The factors of operands, with their ONNX positions, and of results.
 
         Raises:
-            Unsupported: an operand is missing, or has other dims than the line says.
+            Unsupported: an operand is missing, or its dims do not match the line.
         """
         operands = []
         for position, operand in enumerate(line.inputs):
@@ -76,7 +76,7 @@ class Follower:
         return found
 
     def _loops(self, operand: Operand, rank: int) -> list[Loop | None]:
-        """The loop of each dim of an operand; None for a dim without."""
+        """The loop of each dim of an operand; None for a dim of size 1, which has no loop."""
         in_braces = rank - sum(not isinstance(dim, Run) for dim in operand.dims)
         loops: list[Loop | None] = []
         for dim in operand.dims:
@@ -116,7 +116,7 @@ class Follower:
         return found
 
     def _known(self, loop: Loop) -> Dims:
-        """The dims of an operand that have a name, or new ones."""
+        """The dims with the loop's name in the operands, or new dims if no operand has it."""
         if loop.name not in self.factors:
             made = [self.rule.loop(size, name=_label(loop)) for size in self.sizes[loop.name]]
             self.factors[loop.name] = [self._marked(loop, factors) for factors in made]
@@ -132,5 +132,5 @@ class Follower:
 
 
 def _label(loop: Loop) -> str:
-    """The name of a loop's factor: loops with longer names than a letter are numbered."""
+    """The name of a loop's factor: empty, so that the factor is numbered, if the loop's name is not a single letter."""
     return loop.name if len(loop.name) == 1 else ""

@@ -1,4 +1,4 @@
-"""Training losses, summed over samples: the trainer divides once by the global count."""
+"""Training losses, summed over samples; the trainer divides the sum by the global number of samples."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from ir.operators.base import BakedBatch, Context, Dims, MissingBatch, Result, U
     ),
 )
 def cross_entropy(ctx: Context) -> Result:
-    """Scores `[n, c, ...]` (or the class dim that `class_dim` names) and integer labels without that dim.
+    """Cross entropy of scores `[n, c, ...]` and integer labels, which lack the class dim.
 
-    Splitting the classes exchanges the row maximum, the sum of exponentials and the picked score. `reduction` decides
-    what splitting the rows costs: nothing where they are summed or kept, an all-reduce of sum and count for the mean.
-    The last line is that of scores of samples against each other.
+    The class dim is 1, or that of attribute `class_dim`. Splitting the classes all-reduces the row maximum, the sum of
+    exponentials and the score of the label. Splitting the rows is free if `reduction` is a sum or none, and all-reduces
+    sum and count if it is the mean. The last line of the rule is for similarities between samples, as in contrastive
+    losses.
     """
     scores, labels = ctx.tensor(0), ctx.tensor(1)
     rank = len(scores.shape)
@@ -37,7 +38,7 @@ def cross_entropy(ctx: Context) -> Result:
         raise BakedBatch(1, 0, rows[0])
     dtypes = [scores.dtype, scores.dtype]
     if dim == scores.batch_dim and scores.shape[dim] == 1 and tuple(rows) == labels.shape:
-        # Scores of samples against each other, transposed: the row of one sample.
+        # Similarities between samples, transposed: the row of one sample.
         rule.mark([rule.batch()], fixed=True)
         return Result([(0, dims), (1, rule.dims(labels))], [[], dims], dtypes, saved_inputs=(0, 1))
     if scores.batch_dim not in (None, dim) and labels.batch_dim is None and tuple(rows) == labels.shape:
@@ -62,6 +63,6 @@ def mean_squared_error(ctx: Context) -> Result:
     scores, target = ctx.tensor(0), ctx.tensor(1)
     if scores.shape != target.shape or scores.batch_dim != target.batch_dim:
         raise Unsupported("operands differ in shape")
-    # A shard divides by the whole sample's size as well.
+    # A shard also divides by the number of elements of the whole sample.
     elements = ctx.int_attribute("elements", scores.num_elements)
     return Result(*ctx.factors(), traffic=(1.0, 1.0), saved_inputs=(0, 1), attributes={"elements": elements})

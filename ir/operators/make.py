@@ -1,4 +1,4 @@
-"""One operator from its kind and operands: rule, shapes, costs."""
+"""Builds an operator (factor rule, shapes, costs) from its kind and operands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ir.operators.base import KINDS, Context, Dims, Result, Unsupported, Usage
 MAX_ELEMENTS = 1 << 48
 """Elements of the largest result that is accepted (assumed): no real tensor is larger, and floats hold it exactly."""
 MALFORMED = (IndexError, KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError)
-"""What an entry may raise for attributes that do not fit its operands."""
+"""Exceptions that an entry may raise if the attributes do not fit the operands."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Built:
     is_opaque: bool
     """Whether the operator is replicated because its kind or its batch is not understood."""
     replicated_because: str = ""
-    """Why samples are not split although the kind is understood; empty where they are."""
+    """Why samples cannot be split although the kind is known; empty if they can."""
 
 
 def make_operator(
@@ -41,7 +41,7 @@ def make_operator(
     opset: int = 0,
     usage: Usage | None = None,
 ) -> Built:
-    """One operator from its operands: rule, shapes, costs.
+    """Builds an operator (factor rule, shapes, costs) from its kind and operands.
 
     Args:
         kind: ONNX operator type (`domain.Type` outside the standard domain).
@@ -52,11 +52,14 @@ def make_operator(
             `operands` and `results` are the positions of inputs and outputs where some are left out.
         needs_gradient: by position; default: float parameters and activations.
         opset: version of the operator set.
-        usage: what the source says beside that.
+        usage: further information from the imported file.
+
+    Returns:
+        the operator with its results.
 
     Raises:
         Unsupported: this use cannot be expressed.
-        BakedBatch: an operand holds the exported batch size untraced.
+        BakedBatch: an operand has the exported batch size although it does not depend on data.
         MissingBatch: an operand must first be repeated over the batch.
     """
     usage = usage or Usage()
@@ -114,7 +117,7 @@ def make_operator(
 def _spread(
     inputs: Sequence[Tensor | None], needs_gradient: Sequence[bool] | None, positions: Sequence[int]
 ) -> tuple[list[Tensor | None], list[bool] | None]:
-    """Operands at their ONNX positions."""
+    """Moves operands, and whether each needs a gradient, to their ONNX positions."""
     size = max(positions, default=-1) + 1
     tensors: list[Tensor | None] = [None] * size
     flags = [False] * size
@@ -125,10 +128,14 @@ def _spread(
 
 
 def _check_operands(ctx: Context, result: Result) -> None:
-    """Refuses operands of other sizes than the dims of the rule that they share with others."""
+    """Checks that the sizes of operands are those of the rule.
+
+    Raises:
+        Unsupported: operands that share a loop have different sizes.
+    """
     for index, dims in result.operands:
         shape = ctx.tensor(index).shape
-        # A dim without factors is read whole by every rank, whatever its size.
+        # A dim without factors may have any size: every rank reads it whole.
         expected = tuple(ctx.rule.size(d) if d else size for d, size in zip(dims, shape, strict=False))
         if shape != expected:
             raise Unsupported(f"operand {index} is of shape {shape}, where the others need {expected}")
@@ -161,12 +168,12 @@ def _output(ctx: Context, result: Result, number: int, name: str) -> Tensor:
 
 
 def _amount(ctx: Context, flops: float) -> Amount:
-    """FLOPs that grow with the samples where some operand does."""
+    """FLOPs, proportional to the number of samples if an operand has the batch."""
     return Amount(per_sample=float(flops)) if ctx.rule.has_batch else Amount(fixed=float(flops))
 
 
 def _opaque(ctx: Context) -> Result:
-    """Any kind outside the table: replicated only; the shapes are those the source states."""
+    """The result for a kind that is not in the table: replicated, with the output shapes that the source states."""
     rule = ctx.rule
     operands = [(i, rule.dims(t, fixed=True)) for i, t in ctx.present]
     batch_dim = next((t.batch_dim for _, t in ctx.present if t.batch_dim is not None), None)
@@ -190,7 +197,7 @@ def _opaque(ctx: Context) -> Result:
 
 
 def _plain(value: Any) -> Any:
-    """Attribute values as numbers, strings and tuples."""
+    """An attribute value as a number, a string or a tuple."""
     if type(value) in (int, float, str):
         return value
     if isinstance(value, np.ndarray):

@@ -1,6 +1,7 @@
-"""Kinds of measured layer graphs (`ir.profile_import`): a layer known by sizes and times, and packing for cuts.
+"""Kinds of measured layer graphs (`ir.profile_import`): layers with measured sizes and times, bundles of their tensors.
 
-Tensors are `[1, n]` at one sample, the batch in dim 0. Nothing inside a layer is known, so only the batch is split.
+Tensors are `[1, n]` at one sample, with the batch in dim 0. The operators inside a layer are unknown, so only the batch
+can be split.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ def _operands(ctx: Context) -> list[tuple[int, Dims]]:
 
 @kind(LAYER, "Unbundle", rule="{dims!}* -> 1 size!*")
 def layer(ctx: Context) -> Result:
-    """Results of `sizes` elements a sample. A Layer saves them for the backward pass; an Unbundle only takes apart."""
+    """Results of `sizes` elements per sample.
+
+    A Layer saves its results for the backward pass; an Unbundle is the inverse of a Bundle, and saves nothing.
+    """
     sizes = ctx.ints("sizes") or ()
     operands, outputs = _operands(ctx), _rows(ctx, sizes)
     if ctx.kind == LAYER:
@@ -32,14 +36,14 @@ def layer(ctx: Context) -> Result:
 
 @kind("Bundle", rule="{dims!}* -> 1 size!")
 def bundle(ctx: Context) -> Result:
-    """All operands side by side as one tensor, so that one tensor crosses a cut; nothing is copied, hence free."""
+    """Combines all operands into one tensor, so that a single tensor crosses a stage boundary; free of cost."""
     size = sum(t.num_elements for _, t in ctx.present)
     return Result(_operands(ctx), _rows(ctx, (size,)), traffic=(0.0, 0.0))
 
 
 @kind("LayerLoss", rule="{dims!}* -> ()")
 def layer_loss(ctx: Context) -> Result:
-    """A scalar that depends on every operand, summed over samples; its time is part of the last layers'."""
+    """A scalar that depends on every operand, summed over samples; its time is included in that of the last layers."""
     operands = _operands(ctx)
     ctx.rule.mark([ctx.rule.batch()], summed=True)
     return Result(operands, [[]], traffic=(0.0, 0.0))

@@ -1,7 +1,8 @@
-"""Softmax and normalisation: statistics over some dims, which split at the price of an all-reduce of them.
+"""Softmax and normalisation: statistics over some dims; splitting these dims takes an all-reduce of the statistics.
 
-Traffic: one fused kernel forward (1.0); backward reads output gradient and saved tensor and writes the input
-gradient (3 transfers against 2, 1.5), once more for the gradients of scale and bias (2.0).
+Traffic: the forward pass is one fused kernel (1.0); the backward pass reads the output gradient and the saved tensor
+and writes the input gradient (3 transfers instead of 2: 1.5), and has one more transfer if scale and bias need
+gradients (2.0).
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from ir.operators.base import Context, Dims, MissingBatch, Result, Unsupported, 
 
 @kind("Softmax", "LogSoftmax", "Hardmax", rule="{rows axis@softmax} -> {rows axis}")
 def softmax(ctx: Context) -> Result:
-    """Row maximum and row sum forward, one row sum backward. Before version 13 all dims from `axis` on are one."""
+    """The statistics are the row maximum and the row sum in the forward pass, and one row sum in the backward pass.
+
+    Before version 13 the rows extend over all dims from `axis` on.
+    """
     tensor = ctx.tensor(0)
     rank = len(tensor.shape)
     flattens = 0 < ctx.opset < 13
@@ -25,7 +29,7 @@ def softmax(ctx: Context) -> Result:
 
 
 def _affine(ctx: Context, dims: Dims, tensor: Tensor, indices: Sequence[int]) -> list[tuple[int, Dims]]:
-    """Scale and bias that broadcast to the trailing dims."""
+    """ONNX positions and factors of scale and bias, which broadcast to the trailing dims of the input."""
     operands: list[tuple[int, Dims]] = []
     for i in indices:
         if not ctx.has(i):
@@ -68,7 +72,7 @@ def layer_norm(ctx: Context) -> Result:
 
 
 def _with_statistics(ctx: Context, tensor: Tensor, axes: Sequence[int], floats: float) -> Dims:
-    """Factors of `tensor`; those of `axes` split at the price of an all-reduce of `floats` numbers a row."""
+    """Factors of `tensor`; splitting those of `axes` takes an all-reduce of `floats` numbers per row."""
     dims = ctx.rule.dims(tensor)
     for axis in axes:
         ctx.rule.mark(dims[axis], collective=statistics("norm", tensor, axes, floats)["norm"])
@@ -83,7 +87,7 @@ BATCH_NORM = (
 
 @kind("BatchNormalization", rule=BATCH_NORM)
 def batch_norm(ctx: Context) -> Result:
-    """Statistics over samples and space, one pair a channel; splitting the batch synchronises them."""
+    """Mean and variance of each channel, over samples and space; if the batch is split, ranks all-reduce them."""
     tensor = ctx.tensor(0)
     rule = ctx.rule
     dims = rule.dims(tensor)
@@ -118,7 +122,7 @@ GROUP_NORM = "samples (g c!) {space@norm}, [(g c!)], [(g c!)] -> samples (g c!) 
 def group_norm(ctx: Context) -> Result:
     """Statistics over space and the channels of a group; splitting the channels means splitting the groups.
 
-    Scale and bias have one number a channel, or one a group (versions 18 to 20).
+    Scale and bias have one number per channel, or in versions 18 to 20 one per group.
     """
     tensor = ctx.tensor(0)
     groups = ctx.int_attribute("num_groups", 1)
@@ -139,7 +143,7 @@ def group_norm(ctx: Context) -> Result:
 
 @kind("LRN", rule="{rows channels!!} -> {rows channels}")
 def local_response_norm(ctx: Context) -> Result:
-    """A window over channels, which stay whole."""
+    """Local response normalisation: a window slides over the channels, which stay whole."""
     return Result(*ctx.factors(where={"channels": (1,)}), saved_inputs=(0,), saved_outputs=(0,))
 
 

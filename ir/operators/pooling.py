@@ -1,4 +1,4 @@
-"""Pooling and resizing: samples and channels can be split, space stays whole."""
+"""Pooling, resizing and padding: samples and channels can be split, spatial dims stay whole."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SPACE = "{lead space!} -> {lead new!}"
 
 
 def _spatial(ctx: Context, sizes: Sequence[int]) -> tuple[list[tuple[int, Dims]], list[Dims]]:
-    """Factors where the last dims get new sizes."""
+    """Factors of an operand and its result, whose last dims have the given sizes."""
     tensor = ctx.tensor(0)
     lead = len(tensor.shape) - len(sizes)
     if tensor.batch_dim is not None and tensor.batch_dim >= lead:
@@ -25,10 +25,10 @@ def _spatial(ctx: Context, sizes: Sequence[int]) -> tuple[list[tuple[int, Dims]]
 @kind("AveragePool", "LpPool", rule=SPACE)
 @kind("MaxPool", rule="{lead!? space!} -> {lead new!}, {lead new}")
 def pool(ctx: Context) -> Result:
-    """A sliding window. All but the average save their operand.
+    """Pooling over a sliding window. All kinds except the average save their operand.
 
-    With the second result of MaxPool, the places of the maxima, nothing is split: places count through the whole
-    operand, samples and channels included.
+    If the second result of MaxPool is used, the indices of the maxima, nothing can be split: they are indices into the
+    whole operand, including samples and channels.
     """
     kernel = ctx.ints("kernel_shape")
     if kernel is None:
@@ -52,7 +52,7 @@ def pool(ctx: Context) -> Result:
 
 @kind("Col2Im", rule="samples (channels window!) {places!} -> samples channels {image!}")
 def columns_to_image(ctx: Context) -> Result:
-    """The sum of windows that overlap, each a column of the operand (torch's `fold`): linear in the operand."""
+    """Adds overlapping windows, each a column of the operand, into an image (torch's `fold`); linear."""
     columns, image, block = ctx.tensor(0), ctx.ints("image_shape", 1), ctx.ints("block_shape", 2)
     if image is None or block is None or len(image) != len(block):
         raise Unsupported(f"an image of {image} and windows of {block}")
@@ -71,7 +71,7 @@ def columns_to_image(ctx: Context) -> Result:
 
 @kind("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", rule=SPACE)
 def global_pool(ctx: Context) -> Result:
-    """One value a channel."""
+    """Pooling over all spatial dims: one value per channel."""
     is_linear = ctx.kind == "GlobalAveragePool"
     return Result(
         *_spatial(ctx, [1] * (len(ctx.tensor(0).shape) - 2)),
@@ -83,7 +83,7 @@ def global_pool(ctx: Context) -> Result:
 
 @kind("Resize", "Upsample", rule=SPACE)
 def resize(ctx: Context) -> Result:
-    """New spatial sizes from `sizes` or `scales`."""
+    """Interpolation to new spatial sizes, which `sizes` or `scales` determine."""
     tensor = ctx.tensor(0)
     rank = len(tensor.shape)
     is_old = ctx.kind == "Upsample" or 0 < ctx.opset < 11
@@ -109,7 +109,7 @@ def resize(ctx: Context) -> Result:
     else:
         raise Unsupported("its scales and sizes are missing or depend on data")
     lead = next((d for d in range(rank) if full[d] != tensor.shape[d]), rank)
-    # Where scales are given, positions follow them and not the rounded sizes.
+    # If scales are given, sampling positions depend on them and not on the rounded sizes.
     attributes = {"target": tuple(full), "scales": scales or None}
     return Result(
         *_spatial(ctx, full[max(lead, 1 if tensor.batch_dim == 0 else 0) :]),
@@ -121,7 +121,7 @@ def resize(ctx: Context) -> Result:
 
 @kind("GridSample", rule="samples channels {space!}, samples {points!} pair! -> samples channels {points}")
 def grid_sample(ctx: Context) -> Result:
-    """Interpolates `x` at the points of a grid `[n, h, w, 2]`: samples and channels can be split."""
+    """Interpolates an image at the points of a grid `[n, h, w, 2]`: samples and channels can be split."""
     x, grid = ctx.tensor(0), ctx.tensor(1)
     if x.batch_dim not in (None, 0) or grid.batch_dim not in (None, 0):
         raise Unsupported("the batch is not the first dim of its operands")
@@ -138,7 +138,7 @@ def grid_sample(ctx: Context) -> Result:
 
 @kind("AffineGrid", rule="samples {map!} -> samples {points!}")
 def affine_grid(ctx: Context) -> Result:
-    """Points of a grid for each sample's affine map `[n, 2, 3]`."""
+    """The grid of sampling points for each sample's affine map `[n, 2, 3]`."""
     theta, size = ctx.tensor(0), ctx.ints("size", 1)
     if size is None:
         raise Unsupported("its size is missing or depends on data")
@@ -152,7 +152,7 @@ def affine_grid(ctx: Context) -> Result:
 
 @kind("Pad", rule="{kept padded!} -> {kept new!}")
 def pad(ctx: Context) -> Result:
-    """Padded dims stay whole; padding with zeros, or with elements of the operand, is linear."""
+    """Padding: padded dims stay whole; padding with zeros or with elements of the operand is linear."""
     tensor = ctx.tensor(0)
     rank = len(tensor.shape)
     pads = ctx.ints("pads", 1)

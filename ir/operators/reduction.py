@@ -1,4 +1,4 @@
-"""Reductions, scans and selections over dims."""
+"""Reductions, cumulative sums, Fourier transforms and selections over dims."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ir.operators.rule import Dims
 SAVED_BY_REDUCTIONS = {
     "ReduceSum": ((), ()), "ReduceMean": ((), ()), "ReduceL2": ((0,), (0,)), "ReduceLogSumExp": ((0,), (0,)),
 }  # fmt: skip
-"""Kind -> operands and results that the backward pass needs; other reductions save their operand."""
+"""Kind -> positions of operands and results that the backward pass needs; other reductions save their operand."""
 
 
 def _axes(ctx: Context) -> tuple[int, ...]:
@@ -27,7 +27,7 @@ def _axes(ctx: Context) -> tuple[int, ...]:
     "ReduceSumSquare", rule=("{kept axes@norm} -> {kept 1}", "{kept axes@norm} -> {kept}"),
 )  # fmt: skip
 def reduce(ctx: Context) -> Result:
-    """Sums split into partial sums; other reductions split at the price of an all-reduce of the result."""
+    """Reductions: splitting a reduced dim of ReduceSum gives partial sums; other kinds all-reduce their result."""
     tensor = ctx.tensor(0)
     axes = _axes(ctx)
     keep = bool(ctx.int_attribute("keepdims", 1))
@@ -46,7 +46,7 @@ def reduce(ctx: Context) -> Result:
 
 @kind("ArgMax", "ArgMin", rule=("{kept axis!!} -> {kept 1}", "{kept axis!!} -> {kept}"))
 def arg(ctx: Context) -> Result:
-    """The position of the extreme along `axis`, which stays whole."""
+    """The index of the maximum or minimum along `axis`, which stays whole."""
     axis = ctx.axis("axis", 0, len(ctx.tensor(0).shape))
     line = 0 if ctx.int_attribute("keepdims", 1) else 1
     return Result(*ctx.factors(where={"axis": (axis,)}, line=line), ["int64"], traffic=(1.0, 0.0))
@@ -54,7 +54,7 @@ def arg(ctx: Context) -> Result:
 
 @kind("CumSum", "CumProd", rule="{kept axis!!} -> {kept axis}")
 def scan(ctx: Context) -> Result:
-    """Sums or products of all that stands before; the axis stays whole."""
+    """Cumulative sums or products along an axis, which stays whole."""
     rank = len(ctx.tensor(0).shape)
     axes = ctx.ints("axis", 1)
     if not axes:
@@ -66,7 +66,7 @@ def scan(ctx: Context) -> Result:
 
 @kind("DFT", rule="{kept axis! parts!} -> {kept axis frequencies! parts pair! 1}")
 def fourier(ctx: Context) -> Result:
-    """A Fourier transform along `axis` of `[..., real and imaginary part]`: both dims stay whole."""
+    """A Fourier transform along `axis`; the last dim holds real and imaginary parts. Both dims stay whole."""
     tensor = ctx.tensor(0)
     rank = len(tensor.shape)
     axes, length = ctx.ints("axis", 2), ctx.ints("dft_length", 1)
@@ -131,7 +131,7 @@ def windowed_fourier(ctx: Context) -> Result:
 
 @kind("TopK", rule="{kept axis!} -> {kept chosen!}, {kept chosen}")
 def top_k(ctx: Context) -> Result:
-    """The `k` largest values along `axis`, which stays whole, and their positions."""
+    """The `k` largest values along `axis`, which stays whole, and their indices."""
     tensor = ctx.tensor(0)
     axis = ctx.axis("axis", -1, len(tensor.shape))
     k = ctx.ints("k", 1)
@@ -153,7 +153,7 @@ def top_k(ctx: Context) -> Result:
 
 @kind("Trilu", rule="{kept matrix!!} -> {kept matrix}")
 def trilu(ctx: Context) -> Result:
-    """Which elements survive depends on the position in the last two dims."""
+    """The upper or lower triangle of matrices: an element's position in the last two dims matters; both stay whole."""
     rank = len(ctx.tensor(0).shape)
     offset = ctx.ints("k", 1) or (0,)
     factors = ctx.factors(where={"matrix": range(rank - 2, rank)})

@@ -1,14 +1,15 @@
-"""Scans: a state of fixed size is updated token by token, and every token reads it.
+"""Scans over a sequence: each token updates a state of fixed size, and its result is read from that state.
 
 Linear attention in its gated and delta forms (Gated DeltaNet, Yang et al., arXiv 2412.06464; the kind of ONNX version
-27), and Mamba's selective scan (Gu and Dao, arXiv 2312.00752). Tokens stay together, heads and channels can be split.
+27), and Mamba's selective scan (Gu and Dao, arXiv 2312.00752). The sequence stays whole; heads and channels can be
+split.
 
-FLOPs of linear attention are those of its chunked algorithm, which kernels run: products within chunks of
-`chunk_size` tokens, and products of each chunk with the state. With d and e elements of a key and of a value and C
-tokens of a chunk they are, for a token and a head of queries, 2 C d + 2 C e for scores and values within the chunk and
-2 d e for what is read from the state; for a head of keys 2 d e for the update. The delta rule also corrects values by
-what the state predicts: products of keys 2 C d, the inverse of a triangle of C tokens 2/3 C^2, its products with values
-and keys 2 C e + 2 C d, and keys times the state 2 d e.
+FLOPs of linear attention are those of the chunked algorithm that kernels use: products within chunks of `chunk_size`
+tokens, and products of each chunk with the state. Let d and e be the sizes of a key and of a value, and C the number of
+tokens of a chunk. Per token and query head, scores and values within the chunk take 2 C d + 2 C e, and reading the
+state takes 2 d e; per token and key head, updating the state takes 2 d e. The delta rule also subtracts from each value
+the prediction of the state, which takes, per token and key head, 2 C d for products of keys, 2/3 C^2 for the inverse of
+a triangular matrix of C rows, 2 C e + 2 C d for its products with values and keys, and 2 d e for keys times the state.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from __future__ import annotations
 from ir.operators.base import Context, Dims, Result, Unsupported, kind
 
 RULES = {"linear": (), "gated": (4,), "delta": (5,), "gated_delta": (4, 5)}
-"""Update rule: the operands that it needs besides queries, keys and values (4 decay, 5 rate)."""
+"""Update rule -> positions of its operands besides queries, keys and values (4: decay, 5: rate)."""
 CHUNK = 64
-"""Tokens of a chunk unless the attribute says otherwise: the default of the ONNX standard."""
+"""Tokens per chunk if attribute `chunk_size` is absent: the default of the ONNX standard."""
 
 
 @kind(
@@ -28,9 +29,10 @@ CHUNK = 64
     " [samples length {(h d) h}], [samples length {h 1}] -> samples length (h g e), samples h d e",
 )
 def linear_attention(ctx: Context) -> Result:
-    """Queries, keys, values, a state, the decay and the update rate; heads are packed into the last dim.
+    """Linear attention of queries, keys and values, with optional state, decay and update rate.
 
-    A split of the heads splits those of keys and values with their states (factor h).
+    Heads are merged into the last dim. Splitting the heads means splitting those of keys and values (factor h), with
+    their states.
     """
     q, k, v = ctx.tensor(0), ctx.tensor(1), ctx.tensor(2)
     heads, kv_heads = ctx.int_attribute("q_num_heads", 0), ctx.int_attribute("kv_num_heads", 0)
@@ -69,8 +71,8 @@ def linear_attention(ctx: Context) -> Result:
 
 
 SELECTIVE_SCAN_FLOPS = 7.0
-"""FLOPs of an element of the state for a token: two for its decay, one for what is written, two for the update, two for
-what is read."""
+"""FLOPs per token and element of the state: two for the decay, one for the value that is written, two for the update,
+two for the product that reads the state."""
 
 
 @kind(
@@ -79,14 +81,15 @@ what is read."""
     " -> samples channel length",
 )
 def selective_scan(ctx: Context) -> Result:
-    """Values and steps [b, channels, length], A [channels, states], B and C [b, states, length].
+    """Values and steps `[b, channels, length]`, A `[channels, states]`, B and C `[b, states, length]`.
 
-    The state of a channel is multiplied by exp(step * A) and gets step * value * B; the result is its product with C. A
-    split of the channels gives every rank all of B and C, and their gradients are sums over the ranks.
+    For each token, the state of a channel becomes `exp(step * A) * state + step * value * B`, and the result is its
+    inner product with C. If the channels are split, every rank reads B and C whole, and their gradients are summed over
+    the ranks.
     """
     x, rates = ctx.tensor(0), ctx.tensor(2)
     if len(x.shape) != 3 or len(rates.shape) != 2 or rates.shape[0] != x.shape[1]:
         raise Unsupported(f"values {x.shape} for states {rates.shape}")
     flops = SELECTIVE_SCAN_FLOPS * x.num_elements * rates.shape[1]
-    # The backward pass runs the scan again, from the end, for the gradients of all operands together.
+    # The backward pass recomputes the scan and runs it in reverse, for the gradients of all operands together.
     return Result(*ctx.factors(), forward_flops=flops, gradient_flops={0: 2.0 * flops}, saved_inputs=(0, 1, 2, 3, 4))

@@ -1,7 +1,8 @@
-"""Kinds that re-arrange elements. Shape-like operands become attributes, at one sample.
+"""Kinds that rearrange elements. Operands that state shapes, axes and the like become attributes, at one sample.
 
-Traffic: pure views move nothing forward or backward; Slice and Split are views forward, their gradients are copies
-into a larger tensor; Concat copies forward and its gradients are views; Expand sums in backward.
+Traffic: pure views move no data in either pass. Slice and Split are views in the forward pass, and their gradients are
+copied into a larger tensor. Concat copies in the forward pass, and its gradients are views. The backward pass of Expand
+sums over the repeated elements.
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ MAX_INT = 2**31 - 1
 
 
 def _reshaped(ctx: Context, shape: tuple[int, ...], batch_dim: int | None, *, traced: bool = True) -> tuple[Dims, Dims]:
-    """Factors of the operand and of its view in `shape` (at one sample), with the batch in `batch_dim`."""
+    """Factors of the operand and of its reshaped view.
+
+    Args:
+        ctx: the use; the factors are added to its rule.
+        shape: shape of the view, at one sample.
+        batch_dim: the dim of the view that holds the batch; None if it has none.
+        traced: whether it is known which dim of the view holds the batch; if not, the batch is not split.
+    """
     tensor = ctx.tensor(0)
     rule = ctx.rule
     source: list[list[int]] = [[] for _ in tensor.shape]
@@ -54,12 +62,12 @@ def _view(
 
 
 VIEW = "{(loop) rest!} -> {(loop) new!}"
-"""Dims that have the same product on both sides share their loops."""
+"""Groups of dims with the same product of sizes on both sides share their loops."""
 
 
 @kind("Reshape", rule=VIEW, is_view=True)
 def reshape(ctx: Context) -> Result:
-    """Dims that keep their product share loops: `(h d)` becomes `h d`; other dims stay whole."""
+    """Reshape: groups of dims with the same product share loops, such as `(h d)` and `h d`; other dims stay whole."""
     tensor = ctx.tensor(0)
     given = ctx.ints("shape", 1)
     if given is None:
@@ -75,7 +83,7 @@ def reshape(ctx: Context) -> Result:
 
 @kind("Flatten", rule=VIEW, is_view=True)
 def flatten(ctx: Context) -> Result:
-    """Two dims: those before `axis`, those from it on."""
+    """Reshapes to two dims: the dims before `axis`, and those from `axis` on."""
     tensor = ctx.tensor(0)
     axis = ctx.int_attribute("axis", 1)
     axis = axis + len(tensor.shape) if axis < 0 else axis
@@ -89,7 +97,7 @@ def flatten(ctx: Context) -> Result:
 
 @kind("Squeeze", rule=VIEW, is_view=True)
 def squeeze(ctx: Context) -> Result:
-    """Removes dims of size 1; one that carries the batch stays unless it is named."""
+    """Removes dims of size 1; the batch dim remains unless `axes` names it."""
     tensor = ctx.tensor(0)
     rank = len(tensor.shape)
     axes = ctx.ints("axes", 1)
@@ -130,11 +138,11 @@ def unsqueeze(ctx: Context) -> Result:
 
 @kind("Transpose", rule="{dims} -> {dims}", is_view=True)
 def transpose(ctx: Context) -> Result:
-    """A permutation of dims; of activations the consumer needs a copy, which is priced."""
+    """A permutation of dims, which copies activations, because their consumers need contiguous tensors."""
     tensor = ctx.tensor(0)
     rank = len(tensor.shape)
     given = ctx.ints("perm") or tuple(reversed(range(rank)))
-    # PyTorch's older exporter counts dims from the end where the module did.
+    # PyTorch's older exporter leaves negative dims as the module wrote them.
     perm = tuple(p + rank if -rank <= p < 0 else p for p in given)
     if sorted(perm) != list(range(rank)):
         raise Unsupported(f"perm={given} does not name each of {rank} dims once")
@@ -145,7 +153,7 @@ def transpose(ctx: Context) -> Result:
 
 
 def _bounds(ctx: Context) -> list[tuple[int, int, int, int]]:
-    """(axis, start, stop, step) of a Slice, at one sample, clipped."""
+    """(axis, start, stop, step) for each axis of a Slice, at one sample; start and stop are clipped to the dim."""
     tensor = ctx.tensor(0)
     rank = len(tensor.shape)
     starts, ends = ctx.ints("starts", 1), ctx.ints("ends", 2)
@@ -175,7 +183,7 @@ def _bounds(ctx: Context) -> list[tuple[int, int, int, int]]:
 
 @kind("Slice", rule="{kept cut!} -> {kept rest!}", is_view=True)
 def slice_(ctx: Context) -> Result:
-    """Dims that are cut stay whole, dims taken in full can be split."""
+    """Dims that are sliced stay whole; dims that are kept entirely can be split."""
     tensor = ctx.tensor(0)
     rule = ctx.rule
     cuts = {}
@@ -192,7 +200,7 @@ def slice_(ctx: Context) -> Result:
     attributes = {
         "axes": axes,
         "starts": tuple(cuts[a][0] for a in axes),
-        # Backwards to the first element, Python stops at -1, which ONNX reads as the last.
+        # With a negative step down to the first element, Python's stop is -1, which in ONNX denotes the last element.
         "ends": tuple(cuts[a][1] if cuts[a][1] >= 0 else -tensor.shape[a] - 1 for a in axes),
         "steps": tuple(cuts[a][2] for a in axes),
     }
@@ -201,7 +209,7 @@ def slice_(ctx: Context) -> Result:
 
 @kind("Split", rule="{kept axis!} -> {kept piece!}*", is_view=True)
 def split(ctx: Context) -> Result:
-    """Pieces along `axis`, which stays whole."""
+    """Splits a tensor into pieces along `axis`, which stays whole."""
     tensor = ctx.tensor(0)
     axis = ctx.axis("axis", 0, len(tensor.shape))
     size = tensor.shape[axis]
@@ -231,7 +239,7 @@ def split(ctx: Context) -> Result:
 
 @kind("Concat", rule="{kept axis!}* -> {kept joined!}", is_view=True)
 def concat(ctx: Context) -> Result:
-    """The axis stays whole; an operand without the batch that others carry must first be repeated."""
+    """The axis stays whole; if some operands have the batch, the others must be repeated over it first."""
     tensors = ctx.present
     rank = len(tensors[0][1].shape)
     axis = ctx.axis("axis", 0, rank)
@@ -263,7 +271,7 @@ def concat(ctx: Context) -> Result:
 
 @kind("Expand", rule="{kept 1} -> {kept repeated}")
 def expand(ctx: Context) -> Result:
-    """Broadcasts; attribute `shape` is the whole output shape, `batch_dim` the dim of samples that are new."""
+    """Broadcasting; attribute `shape` is the output shape, `batch_dim` the dim in which the result gets a batch."""
     tensor = ctx.tensor(0)
     rule = ctx.rule
     given = ctx.ints("shape", 1)
@@ -299,7 +307,7 @@ def expand(ctx: Context) -> Result:
 
 @kind("Tile", rule="{kept axis!} -> {kept repeated!}")
 def tile(ctx: Context) -> Result:
-    """Repeated dims stay whole."""
+    """Repetition along dims; repeated dims stay whole."""
     tensor = ctx.tensor(0)
     repeats = ctx.ints("repeats", 1)
     if repeats is None or len(repeats) != len(tensor.shape):
@@ -317,7 +325,7 @@ def tile(ctx: Context) -> Result:
 
 @kind("DepthToSpace", "SpaceToDepth", rule="samples {block!} -> samples {new!}")
 def depth_space(ctx: Context) -> Result:
-    """Samples can be split, the rest stays whole."""
+    """Moves elements between channels and space: samples can be split, all other dims stay whole."""
     tensor = ctx.tensor(0)
     block = ctx.int_attribute("blocksize", 1)
     _, c, h, w = tensor.shape

@@ -1,4 +1,4 @@
-"""How a window slides over spatial dims: the attributes and sizes that convolutions and pools share."""
+"""Sliding windows over spatial dims: attributes and output sizes of convolutions and pooling."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ class Window:
     """The attributes of one use, with a value for each spatial dim."""
 
     sizes: tuple[int, ...]
-    """Elements of the window."""
+    """Sizes of the window."""
     strides: tuple[int, ...]
     dilations: tuple[int, ...]
     pads: tuple[int, ...]
-    """Padding in front of each dim, then after each; a negative number cuts."""
+    """Padding before each dim, then after each dim; negative padding crops."""
     mode: str
     """One of `AUTO_PADS`."""
 
     @property
     def extents(self) -> tuple[int, ...]:
-        """Elements between the first and the last that a window covers, both included."""
+        """The distance from the first to the last element of a dilated window, both included, for each dim."""
         return tuple(d * (k - 1) + 1 for d, k in zip(self.dilations, self.sizes, strict=True))
 
     @property
     def same(self) -> bool:
-        """Whether the padding follows from the sizes."""
+        """Whether `auto_pad` determines the padding from the sizes (the two SAME modes)."""
         return self.mode in ("SAME_UPPER", "SAME_LOWER")
 
 
@@ -43,8 +43,7 @@ def window_of(ctx: Context, sizes: Sequence[int]) -> Window:
         sizes: sizes of the window in each spatial dim.
 
     Raises:
-        Unsupported: an attribute has another number of values than there are spatial dims, or a value that no window
-            has.
+        Unsupported: the number of values of an attribute is not that of the spatial dims, or a value is invalid.
     """
     rank = len(sizes)
     found: dict[str, tuple[int, ...]] = {}
@@ -77,7 +76,7 @@ def spatial_sizes(ctx: Context, sizes: tuple[int, ...], window: Window) -> list[
         begin, end = (0, 0) if window.mode == "VALID" else (window.pads[i], window.pads[i + rank])
         span = size + begin + end - extent
         steps = -(-span // stride) if ceil_mode else span // stride
-        # A window that would start in the padding on the right is dropped (ONNX and PyTorch agree).
+        # A window that would start in the padding on the right is dropped, in ONNX as in PyTorch.
         if ceil_mode and steps * stride >= size + begin:
             steps -= 1
         found.append(steps + 1)
@@ -87,7 +86,7 @@ def spatial_sizes(ctx: Context, sizes: tuple[int, ...], window: Window) -> list[
 
 
 def first_pads(window: Window, sizes: Sequence[int], outputs: Sequence[int]) -> list[int]:
-    """Padding in front of each spatial dim."""
+    """Padding before each spatial dim."""
     if not window.same:
         return [0 if window.mode == "VALID" else p for p in window.pads[: len(sizes)]]
     places = zip(outputs, window.strides, window.extents, sizes, strict=True)
