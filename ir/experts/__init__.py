@@ -1,19 +1,19 @@
-"""Mixtures of experts as exporters write them become dispatch, grouped products and combine.
+"""Rewrites mixtures of experts of exported files into dispatch, grouped products and combine operators.
 
-Three forms are known (the operators they become are in `ir.operators.experts`):
+Three exported forms are recognised (the new operators are in `ir.operators.experts`):
 
 1. *Looked-up weights* (transformers' `batched_mm`): for each routed token the weights of its expert are looked up
    (`[tokens * k, f, h]`, 30 GB for 1,024 tokens of Mixtral) and multiplied in a batched product.
-2. *Dense loop*: every expert runs on every token and the router's weights, zero for most, pick what counts; or all of
-   them run in one batched product. Trainers run the routed tokens only, and so they are priced: FLOPs are those of `k`
-   experts a token, not of all. Separate parameters of the experts become one that stacks them; `Graph.pieces` then
-   says which slice of it each parameter of the file is.
+2. *Dense loop*: every expert runs on every token, one by one or all in one batched product, and results are multiplied
+   by the router's weights, which are zero for the experts that were not chosen. Since trainers run the routed tokens
+   only, FLOPs are counted for `k` experts per token, not for all. Separate parameters of the experts are stacked into
+   one; `Graph.pieces` then states which slice of it each parameter of the file is.
 
 3. *Masks* that dispatch tokens to slots: the products with them are rewritten where the file is read
-   (`ir.onnx.rewrites.dispatch_masks`); experts after them that are modules of their own become one here.
+   (`ir.onnx.rewrites.dispatch_masks`); experts that are separate modules are merged here.
 
-A layer that is not understood up to the sum over a token's experts is left as it is. New operators keep the scopes of
-those they replace.
+A layer is rewritten only if every operator up to the sum over a token's experts is recognised. New operators keep the
+scopes of those that they replace.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["recognise_experts"]
 
 
 def recognise_experts(graph: Graph) -> Graph:
-    """The graph with its mixtures of experts rewritten; unchanged where there are none. See the module."""
+    """The graph with its mixtures of experts rewritten; the same graph if it has none."""
     rewrite = Rewrite(graph)
     for op in graph.operators:
         found = choice(graph, op)
@@ -43,7 +43,7 @@ def recognise_experts(graph: Graph) -> Graph:
 
 
 def _follow(form: LookedUp | Dense) -> bool:
-    """Whether the layer was rewritten; a layer whose sizes do not fit together is not."""
+    """Rewrites a layer if possible, and returns whether it was; layers with inconsistent sizes are not rewritten."""
     try:
         return form.follow()
     except (Unsupported, BakedBatch, MissingBatch):

@@ -1,8 +1,9 @@
-"""Experts that all run on every token, and are weighted by a table that is zero for those not chosen.
+"""Recognises experts that all run on every token, with weights that are zero for the experts that were not chosen.
 
-First the router is followed forward (`ir.experts.routing`), from its TopK to the weights of each expert; then each
-weighted result is followed back, all experts at once, to the tokens they share. Results are added one by one, or
-stacked and summed. Llama 4 weights the tokens in front of their experts instead, one of them a token.
+The search starts at the TopK of the router and goes forward to the weights of each expert (`ir.experts.routing`). From
+the weighted results it goes backward, for all experts in parallel, to the tokens that all of them read. The results of
+the experts are either added one by one, or stacked and summed. In Llama 4, which chooses one expert per token, the
+tokens are weighted instead, before their experts.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ir.graph import Operator, Tensor
 
 
 class Dense:
-    """One router followed through weights to all experts."""
+    """The rewrite of one layer: a router and the experts that it weights."""
 
     def __init__(self, layer: Layer) -> None:
         self.layer = layer
@@ -30,7 +31,7 @@ class Dense:
         self.lifted: dict[tuple[str, ...], str | None] = {}
 
     def follow(self) -> bool:
-        """Rewrites the layer if its experts are found and understood."""
+        """Rewrites the layer if all operators of its experts are recognised, and returns whether it did."""
         if self.k >= self.experts:
             return False
         uses = self.routing.uses()
@@ -43,7 +44,14 @@ class Dense:
     # The experts
 
     def _separate(self, uses: Sequence[Use]) -> bool:
-        """Results weighted one by one and added."""
+        """Rewrites experts whose results are weighted one by one and then added.
+
+        Args:
+            uses: the multiplication by each expert's weight, in the order of experts.
+
+        Returns:
+            whether the layer was rewritten.
+        """
         graph = self.graph
         if len({(u.mark.weights, u.mark.table) for u in uses}) != 1:
             return False
@@ -68,7 +76,16 @@ class Dense:
         return True
 
     def _sum(self, last: int, products: set[str]) -> tuple[int, list[str]] | None:
-        """Index of the Add after operator `last` that completes the sum of `products`, and its other terms."""
+        """Finds the sum of the weighted results.
+
+        Args:
+            last: index of the last multiplication by a weight.
+            products: the weighted results.
+
+        Returns:
+            index of the Add that completes the sum, and the terms of the sum that are no weighted results and are not
+            zero; None if there is no such Add.
+        """
         graph = self.graph
         name = graph.operators[last].outputs[0]
         while True:
@@ -82,6 +99,7 @@ class Dense:
             name = graph.operators[readers[0]].outputs[0]
 
     def _leaves(self, root: int, products: set[str]) -> list[str]:
+        """The terms of the nested sums that end at operator `root`, in order."""
         graph = self.graph
         leaves: list[str] = []
         stack = list(reversed(graph.operators[root].inputs))
@@ -96,12 +114,12 @@ class Dense:
         return leaves
 
     def _holds(self, op: Operator, products: set[str]) -> bool:
-        """Whether an Add is on the chain: one of its terms is a weighted result, or another Add."""
+        """Whether an Add is part of the nested sums: one of its terms is a weighted result or another Add."""
         is_term = not products.isdisjoint(op.inputs)
         return is_term or any(m is not None and m.kind in ("Add", "Sum") for m in map(self.graph.maker, op.inputs))
 
     def _stacked(self, use: Use) -> bool:
-        """Results of all experts in one tensor, weighted and summed."""
+        """Rewrites experts whose results are in one tensor, which is weighted and summed; returns whether it did."""
         graph = self.graph
         op = graph.operators[use.index]
         index = use.index
@@ -118,9 +136,13 @@ class Dense:
         return slots is not None and self._combine(index, slots, use.mark, graph.tensors[op.outputs[0]])
 
     def _weighted_first(self, use: Use) -> bool:
-        """Tokens that are weighted in front of their experts, whose results are summed.
+        """Rewrites a layer that weights the tokens before their experts and sums the results.
 
-        With one expert a token, that is a mixture of weighted tokens whose results all have the weight 1.
+        With one expert per token, this is equivalent to dispatching the weighted tokens and combining results with
+        weight 1.
+
+        Returns:
+            whether the layer was rewritten.
         """
         graph, layer = self.graph, self.layer
         op = graph.operators[use.index]
@@ -154,7 +176,7 @@ class Dense:
         return len(axes) == 1 and self.graph.tensors[op.inputs[0]].shape[axes[0]] == self.experts
 
     def _members(self, name: str) -> tuple[str, ...]:
-        """Results that were joined to `name`, one an expert, else itself."""
+        """The result of each expert, if tensor `name` concatenates one per expert; otherwise `name` alone."""
         op = self.graph.maker(name)
         while op is not None and op.kind in VIEWS:
             op = self.graph.maker(op.inputs[0])
@@ -164,6 +186,7 @@ class Dense:
         return op.inputs if set(joined) == {1} else (name,)
 
     def _combine(self, at: int, slots: str, mark: Mark, result: Tensor, *, put: bool = True) -> bool:
+        """Combines `slots` into `result` and, with `put`, replaces operator `at`; returns False if sizes differ."""
         op = self.graph.operators[at]
         weights = self._weights(op, mark)
         if not weights or not self.layer.combine(op, slots, weights, result):
@@ -173,7 +196,11 @@ class Dense:
         return True
 
     def _weights(self, op: Operator, mark: Mark) -> str:
-        """Name of the weights of a mark, `[tokens ..., k]`; "" where its table has another shape."""
+        """Name of the routing weights of a mark, `[tokens ..., k]`, looked up in its table if no tensor has them.
+
+        Returns:
+            the name; empty if the table is not of shape `[tokens ..., experts]`.
+        """
         table = mark.table
         if mark.weights or self.graph.tensors[table].shape[:-1] != self.chosen.shape[:-1]:
             return mark.weights
@@ -182,7 +209,10 @@ class Dense:
         return name
 
     def _layer(self, use: Use, results: tuple[str, ...]) -> str | None:
-        """Name of the slots that `results` become; operators that the file has no counterpart of get their scope."""
+        """Name of the slots that replace `results`; None if an operator is not recognised.
+
+        New operators without a counterpart in the file get the scope that the producers of `results` share.
+        """
         makers = [m for m in map(self.graph.maker, results) if m is not None]
         parts = zip(*(m.scope.split(".") for m in makers), strict=False)
         shared = [p[0] for p in takewhile(lambda p: len(set(p)) == 1, parts)]
@@ -192,12 +222,20 @@ class Dense:
     # From results back to tokens, for all experts at once (or for one tensor of all)
 
     def _lift(self, names: tuple[str, ...]) -> str | None:
-        """Name of the slots that results `names` (one an expert, or all in one) become; None where not understood."""
+        """Replaces tensors of the experts by one tensor of slots, together with the operators that compute them.
+
+        Args:
+            names: one tensor per expert, or a single tensor for all experts.
+
+        Returns:
+            name of the slots; None if an operator is not recognised.
+        """
         if names not in self.lifted:
             self.lifted[names] = self._lifted(names)
         return self.lifted[names]
 
     def _lifted(self, names: tuple[str, ...]) -> str | None:
+        """`_lift` without its cache."""
         graph = self.graph
         ops = self._alike(names)
         shared = self._shared(names)
@@ -231,7 +269,7 @@ class Dense:
         return self.layer.make(op.kind, op, given, [f"{names[0]}#experts"], dict(op.attributes))[0]
 
     def _alike(self, names: tuple[str, ...]) -> list[Operator] | None:
-        """The producers of `names`, where they differ by their operands only."""
+        """The producers of `names` if they differ in their operands only, otherwise None."""
         graph = self.graph
         ops = [op for op in map(graph.maker, names) if op is not None]
         if len(ops) < len(names):
@@ -241,7 +279,7 @@ class Dense:
         return ops if len(same) == 1 and plain else None
 
     def _shared(self, names: tuple[str, ...]) -> str | None:
-        """The tokens that all experts read."""
+        """Name of the tensor of tokens, if `names` is one that all experts read; otherwise None."""
         name = names[0]
         tensor = self.graph.tensors[name]
         if len(set(names)) != 1 or tensor.role != "activation" or tensor.batch_dim is None:
@@ -252,13 +290,14 @@ class Dense:
         return name if fits else None
 
     def _operand(self, op: Operator, names: tuple[str, ...], features: int) -> str | None:
+        """Name of an operand of an elementwise operator on slots: a bias of each expert, a constant, or slots."""
         tensors = [self.graph.tensors[n] for n in names]
         if all(self.graph.is_weight(n) for n in names) and (len(names) == 1 or len(set(names)) > 1):
             stack = self._stack(names)
             return None if stack is None else self.layer.bias(op, stack, features)
         fills = {self.routing.fill(n) if t.num_elements == 1 else None for n, t in zip(names, tensors, strict=True)}
         if len(fills) == 1 and None not in fills:
-            names = names[:1] * len(names)  # a number that every expert has a constant of its own for
+            names = names[:1] * len(names)  # the same number, stored as a separate constant for each expert
         if len(set(names)) == 1 and tensors[0].batch_dim is None and tensors[0].num_elements in (1, features):
             return names[0] if tensors[0].shape[-1:] in ((), (1,), (features,)) else None
         return self._lift(names)
@@ -266,6 +305,7 @@ class Dense:
     def _cut(
         self, op: Operator, source: tuple[str, ...], ops: Sequence[Operator], names: tuple[str, ...]
     ) -> str | None:
+        """Splits or slices the features of slots, as the experts' operators `ops` do with tensors `source`."""
         attributes = dict(op.attributes)
         rank = len(self.graph.tensors[source[0]].shape)
         last = attributes["axis"] % rank == rank - 1 if op.kind == "Split" else attributes["axes"] == (rank - 1,)
@@ -280,7 +320,11 @@ class Dense:
         return self.lifted[names]
 
     def _stack(self, names: tuple[str, ...]) -> str | None:
-        """One tensor with a leading dim of experts for weights `names`, or the one tensor that already has it."""
+        """Name of a weight with a leading dim of experts: `names` stacked, or the one name if it has that dim already.
+
+        Returns:
+            the name; None if the weights cannot be stacked.
+        """
         graph = self.graph
         if not all(self.graph.is_weight(n) for n in names):
             return None
@@ -303,7 +347,7 @@ class Dense:
         return self.layer.make("Transpose", _merged(views), [inner], outputs, {"perm": perm}, is_view=True)[0]
 
     def _whole(self, name: str) -> str | None:
-        """A parameter of all experts, or a view of it; a bias without the dim that it is broadcast along."""
+        """A weight `[experts, ...]`; for a bias `[experts, 1, n]`, the tensor `[experts, n]` of which it is a view."""
         tensor = self.graph.tensors[name]
         while tensor.shape[:1] == (self.experts,) and len(tensor.shape) == 3 and tensor.shape[1] == 1:
             op = self.graph.maker(name)
@@ -314,11 +358,12 @@ class Dense:
         return name if tensor.shape[:1] == (self.experts,) else None
 
     def _stacked_parameter(self, names: tuple[str, ...]) -> str:
+        """Adds the parameter that stacks parameters `names`, and returns its name."""
         first = self.graph.tensors[names[0]]
         parts = [n.split(".") for n in names]
         columns = list(zip(*parts, strict=False)) if len({len(p) for p in parts}) == 1 else []
         shared = [c[0] if len(set(c)) == 1 else "*" for c in columns]
-        # Names that have nothing in common, such as those of an exporter's own, say too little of a layer.
+        # Names without a common part, such as those that an exporter generates, do not identify the layer.
         fresh = ".".join(shared) if set(shared) - {"*"} else f"{names[0]}#stack"
         shape = (self.experts, *first.shape)
         self.layer.tensors[fresh] = Tensor(name=fresh, shape=shape, dtype=first.dtype, role="parameter")
@@ -328,7 +373,7 @@ class Dense:
 
 
 def _merged(ops: Sequence[Operator]) -> Operator:
-    """The first of operators that are alike, in the scope of all: without the number of the expert."""
+    """The first of the experts' equal operators, with the common parts of their scopes (without the expert's index)."""
     scopes = [op.scope.split(".") for op in ops]
     if len({len(s) for s in scopes}) != 1:
         return ops[0]

@@ -1,4 +1,4 @@
-"""Parts that both forms of a mixture share: new operators in the places of old ones, dispatch and combination."""
+"""Creates the new operators of a mixture of experts: dispatch, grouped products and combination."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BINARY = ("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Sum")
 
 
 def finished(rewrite: Rewrite) -> Graph:
-    """The graph with its new operators and a warning; the same one where there are none."""
+    """The graph with its new operators and a warning; the same graph if there are none."""
     if not rewrite.made:
         return rewrite.graph
     graph = rewrite.finish()
@@ -31,7 +31,7 @@ def finished(rewrite: Rewrite) -> Graph:
 
 
 def _distinct(operators: Sequence[Operator]) -> tuple[Operator, ...]:
-    """The operators, numbered where names repeat."""
+    """The operators; repeated names get a number as suffix."""
     seen: dict[str, int] = {}
     found = []
     for op in operators:
@@ -43,15 +43,18 @@ def _distinct(operators: Sequence[Operator]) -> tuple[Operator, ...]:
 
 @dataclass
 class Layer:
-    """One router and its experts: new operators take the place of the last old one once the whole is understood."""
+    """The new operators of one router and its experts.
+
+    They are collected here, and replace the last operator of the layer (`put`) once all its operators are recognised.
+    """
 
     rewrite: Rewrite
     chosen: Tensor
     """Indices of the chosen experts, `[tokens ..., k]`."""
     among: int
-    """Number of scores of a token that its experts are chosen by."""
+    """Number of scores per token among which its experts are chosen."""
     experts: int = 0
-    """Number of experts; 0 until it is known."""
+    """Number of experts; 0 while unknown."""
     operators: list[Operator] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     pieces: dict[str, tuple[str, int, int, int]] = field(default_factory=dict)
@@ -64,7 +67,7 @@ class Layer:
 
     @property
     def k(self) -> int:
-        """Number of experts of a token."""
+        """Number of experts per token."""
         return self.chosen.shape[-1]
 
     @property
@@ -92,7 +95,20 @@ class Layer:
         is_view: bool = False,
         is_new: bool = False,
     ) -> tuple[str, ...]:
-        """Adds one operator in the scope of `like` and returns its results; `is_new` gives it a name of its own."""
+        """Adds one operator.
+
+        Args:
+            kind: its kind.
+            like: the operator of the file whose scope, version and (unless `is_new`) name it gets.
+            inputs: names of its operands.
+            outputs: names of its results.
+            attributes: its attributes.
+            is_view: whether it only rearranges parameters.
+            is_new: whether it gets a new name, because the file has no counterpart of it.
+
+        Returns:
+            names of its results.
+        """
         base = f"{like.scope}/{kind}" if like.scope else f"{outputs[0]}"
         built = make_operator(
             kind,
@@ -109,13 +125,13 @@ class Layer:
         return built.operator.outputs
 
     def put(self, at: int) -> None:
-        """Puts the layer's operators in the place of operator `at`."""
+        """Replaces operator `at` by the operators of the layer."""
         self.rewrite.made[at] = self.operators
         self.rewrite.tensors.update(self.tensors)
         self.rewrite.pieces.update(self.pieces)
 
     def dispatch(self, like: Operator, source: str) -> str | None:
-        """Name of the slots that tokens `source`, `[..., h]`, are dispatched to; None where they do not fit."""
+        """Name of the slots to which tokens `source`, `[..., h]`, are dispatched; None if their batch dim differs."""
         if source not in self.dispatched:
             x = self.reshaped(like, source, (*self.chosen.shape[:-1], self.tensor(source).shape[-1]), "tokens")
             if self.tensor(x).batch_dim != self.chosen.batch_dim:
@@ -131,7 +147,7 @@ class Layer:
         return self.dispatched[source]
 
     def product(self, like: Operator, tokens: str, weight: str, *, transposed: bool) -> str | None:
-        """Name of slots times weights `[e, k, n]`, or `[e, n, k]` where `transposed`; None where sizes differ."""
+        """Name of the product of slots and weights `[e, k, n]` (`[e, n, k]` if `transposed`); None if sizes differ."""
         shape = self.tensor(weight).shape
         if len(shape) != 3 or shape[2 if transposed else 1] != self.tensor(tokens).shape[2]:
             return None
@@ -142,14 +158,24 @@ class Layer:
         return self.make(PRODUCT, like, [tokens, weight], outputs, {"num_tokens": self.routed}, is_new=True)[0]
 
     def bias(self, like: Operator, stack: str, features: int) -> str | None:
-        """Name of a bias `[e, n]` viewed as `[e, 1, n]`; None where it has another shape."""
+        """Name of a view `[e, 1, n]` of bias `stack`; None if that is not of shape `[e, n]`."""
         if self.tensor(stack).shape != (self.experts, features):
             return None
         name = f"{like.outputs[0]}#bias"
         return self.make("Unsqueeze", like, [stack], [name], {"axes": (1,)}, is_view=True, is_new=True)[0]
 
     def combine(self, like: Operator, slots: str, weights: str, result: Tensor) -> bool:
-        """Adds the sum over each token's experts as tensor `result`; returns whether its shape is the same."""
+        """Adds the weighted sum over each token's experts, as tensor `result`.
+
+        Args:
+            like: the operator of the file whose scope the new operators get.
+            slots: the results of the experts.
+            weights: the routing weights, with one number per token and chosen expert.
+            result: the tensor of the file that is replaced.
+
+        Returns:
+            whether the sum has the shape and the batch dim of `result`.
+        """
         weights = self.reshaped(like, self._root(weights), self.chosen.shape, "weights")
         if self.tensor(weights).batch_dim != self.chosen.batch_dim:
             return False
@@ -165,13 +191,13 @@ class Layer:
         return made.shape == result.shape and made.batch_dim == result.batch_dim
 
     def reshaped(self, like: Operator, name: str, shape: tuple[int, ...], label: str) -> str:
-        """Name of tensor `name` in another shape."""
+        """Name of tensor `name` in `shape`; a reshape is added if it has another shape."""
         if self.tensor(name).shape == shape:
             return name
         return self.make("Reshape", like, [name], [f"{name}#{label}"], {"shape": shape}, is_new=True)[0]
 
     def _root(self, name: str) -> str:
-        """The tensor in the shape of the chosen experts that `name` is a view of, if there is one."""
+        """The tensor of shape `[tokens ..., k]` of which `name` is a view; `name` if there is none."""
         root = name
         while self.tensor(root).shape != self.chosen.shape:
             op = self.graph.maker(root)

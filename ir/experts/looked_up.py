@@ -1,7 +1,7 @@
-"""Experts whose weights are looked up for each routed token, followed forward from the router's TopK.
+"""Recognises experts whose weights are looked up for each routed token.
 
-Every operator on the way must have a counterpart on the slots of experts. The sum over a token's choices ends the
-layer.
+The search goes forward from the TopK of the router. Every operator on the way is replaced by a counterpart on the slots
+of the experts; the layer ends with the sum over the `k` chosen experts of each token.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ class _Stack:
     name: str
     """Name of the stacked parameter, or of a view of it: `[e, ...]`."""
     transposed: bool = False
-    """Whether the last two dims changed places after the look-up."""
+    """Whether the last two dims were transposed after the look-up."""
 
 
 @dataclass(frozen=True)
 class _Slots:
-    """The counterpart of a tensor of routed tokens on the slots of experts."""
+    """The slots of experts that replace a tensor of routed tokens."""
 
     name: str
     """Name of the new tensor, `[e, (b c), features]`."""
     features: int
     """Size of the last dim."""
     weights: str = ""
-    """Name of the routing weights that it was multiplied by; empty where it was not yet."""
+    """Name of the routing weights by which it was multiplied; empty if it was not."""
     by_feature: bool = False
-    """Whether in the file the features come before the k choices."""
+    """Whether the features precede the k choices in the dims of the file's tensor."""
 
 
 class LookedUp:
-    """One router followed through looked-up weights."""
+    """The rewrite of one layer: a router and the look-ups of the weights of its experts."""
 
     def __init__(self, layer: Layer) -> None:
         self.layer = layer
@@ -50,7 +50,11 @@ class LookedUp:
         self.values: dict[str, _Stack | _Slots] = {}
 
     def follow(self) -> bool:
-        """Rewrites the layer if everything after the chosen experts is understood up to the sum over them."""
+        """Rewrites the layer if all operators from the chosen experts to the sum over them are recognised.
+
+        Returns:
+            whether the layer was rewritten.
+        """
         graph = self.graph
         queue = list(graph.consumers[self.chosen.name])
         seen = set(queue)
@@ -73,7 +77,7 @@ class LookedUp:
     # One operator
 
     def _step(self, op: Operator) -> bool:
-        """Whether the results of `op` have a counterpart; it is added then."""
+        """Adds the counterpart of `op`, and returns whether it has one."""
         if any(n in self.indices for n in op.inputs):
             return self._indices(op)
         if op.kind in VIEWS or op.kind == "Transpose":
@@ -94,7 +98,7 @@ class LookedUp:
         return False
 
     def _indices(self, op: Operator) -> bool:
-        """Takes views of the chosen experts, and look-ups by them."""
+        """Registers a view of the indices of experts, or a look-up of weights by them; returns whether `op` is one."""
         graph = self.graph
         if op.inputs[0] in self.indices and len(op.inputs) == 1:
             result = graph.tensors[op.outputs[0]]
@@ -147,7 +151,7 @@ class LookedUp:
         return True
 
     def _choices_last(self, moved: Sequence[int], source: Tensor) -> bool:
-        """Whether only features and choices, the last two dims of more than one, change places."""
+        """Whether a transpose only exchanges choices and features, the last two dims of size greater than 1."""
         order = sorted(moved)
         if len(order) < 2 or self.k == 1:
             return False
@@ -160,7 +164,7 @@ class LookedUp:
         if not isinstance(stack, _Stack) or isinstance(left, _Stack) == isinstance(right, _Stack):
             return False
         vector = self.graph.tensors[op.inputs[1 - side]]
-        # One column or one row for each routed token.
+        # Each routed token must be a matrix of one column or one row.
         if len(vector.shape) < 2 or vector.shape[-2 if side else -1] != 1:
             return False
         return self._multiply(op, stack, op.inputs[1 - side], contracts_last=side == 0)
@@ -195,14 +199,14 @@ class LookedUp:
             tokens = given.name if isinstance(given, _Slots) and not given.weights and not given.by_feature else None
         if tokens is None:
             return False
-        # As in the file a weight stands left, [f, h] @ [h, 1], or right, [1, h] @ [h, f], of its token.
+        # In the file the weight is the left operand, [f, h] @ [h, 1], or the right one, [1, h] @ [h, f].
         result = self.layer.product(op, tokens, stack.name, transposed=contracts_last != stack.transposed)
         if result is not None:
             self.values[op.outputs[0]] = _Slots(result, self.layer.tensor(result).shape[2])
         return result is not None
 
     def _tokens(self, name: str) -> str | None:
-        """Name of the tensor of tokens, `[..., h]`, that `name` repeats for the choices of each token."""
+        """Name of the tensor of tokens, `[..., h]`, that `name` repeats `k` times per token; None if there is none."""
         graph = self.graph
         width = graph.tensors[name].num_elements
         repeats = width != 0 and width % self.routed == 0
@@ -276,7 +280,7 @@ class LookedUp:
 
     def _elementwise(self, op: Operator, operands: Sequence[str], slots: _Slots) -> bool:
         if slots.weights or slots.by_feature:
-            # Behind the weights only types may change.
+            # After the multiplication by the routing weights, only casts are allowed.
             if op.kind == "Cast":
                 self.values[op.outputs[0]] = slots
             return op.kind == "Cast"
@@ -288,7 +292,7 @@ class LookedUp:
     # The sum over choices
 
     def _sums(self, op: Operator) -> bool:
-        """Whether `op` adds up the weighted results of each token; the combining operator is made then."""
+        """Adds the combining operator if `op` sums the weighted results of each token; returns whether it does."""
         slots = next((s for n in op.inputs if isinstance(s := self.values.get(n), _Slots)), None)
         if slots is None:
             return False
@@ -296,7 +300,7 @@ class LookedUp:
         return bool(weights) and self.layer.combine(op, slots.name, weights, self.graph.tensors[op.outputs[0]])
 
     def _reduced(self, op: Operator, slots: _Slots) -> str:
-        """Name of the routing weights, where `op` is a ReduceSum over the choices; else empty."""
+        """Name of the routing weights if `op` is a ReduceSum over the choices, otherwise empty."""
         if op.kind != "ReduceSum" or not slots.weights:
             return ""
         source = self.graph.tensors[op.inputs[0]]
@@ -305,7 +309,7 @@ class LookedUp:
         return slots.weights if over_k else ""
 
     def _contracted(self, op: Operator, slots: _Slots) -> str:
-        """Name of the routing weights, where `op` is a product that sums over the choices; else empty."""
+        """Name of the routing weights if `op` is a product that sums over the choices, otherwise empty."""
         if op.kind not in ("MatMul", "Einsum") or len(op.inputs) != 2 or slots.weights:
             return ""
         side = 0 if isinstance(self.values.get(op.inputs[0]), _Slots) else 1
@@ -325,14 +329,14 @@ class LookedUp:
     # Helpers
 
     def _trailing(self, tensor: Tensor) -> tuple[int, ...] | None:
-        """Dims of more than one after those of routed tokens."""
+        """Sizes greater than 1 of the dims after those of routed tokens; None if no leading dims are routed tokens."""
         for stop in range(len(tensor.shape) + 1):
             if prod(tensor.shape[:stop]) == self.routed:
                 return tuple(s for s in tensor.shape[stop:] if s != 1)
         return None
 
     def _is_routed(self, tensor: Tensor, features: tuple[int, ...]) -> bool:
-        """Whether dims are those of routed tokens, then `features`."""
+        """Whether the dims of a tensor are routed tokens followed by `features`."""
         return self._trailing(tensor) == tuple(f for f in features if f != 1)
 
     def _name(self, name: str) -> str:

@@ -1,6 +1,7 @@
-"""Experts that are modules of their own, each on its part of the dispatched slots; their results are joined again.
+"""Merges experts that are separate modules, each of which computes its part of the dispatched slots (DeepSpeed-MoE).
 
-DeepSpeed-MoE writes them so. Operators and parameters of all experts become one of each, with a dim of experts.
+The operators and parameters of all experts are replaced by one of each, with a dim of experts; the concatenation of
+their results is removed.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from ir.rewrite import Rewrite
 
 
 class Slots(Layer):
-    """A layer whose experts compute all of their slots, as in the file."""
+    """A layer whose experts compute all slots, empty ones included, as in the file."""
 
     @property
     def routed(self) -> int:
-        """Number of slots of one sample, of all experts."""
+        """Number of slots of all experts for one sample."""
         attributes = next(
             dict(op.attributes) for op in self.graph if op.kind == DISPATCH and op.inputs[1] == self.chosen.name
         )
@@ -26,19 +27,23 @@ class Slots(Layer):
 
 
 class Parted(Dense):
-    """The experts of one dispatch, followed back from where their results are joined."""
+    """The rewrite of the experts of one dispatch, found backward from the concatenation of their results."""
 
     def __init__(self, rewrite: Rewrite, combine: int) -> None:
-        """Begins at operator `combine`, which brings the results back to the tokens."""
+        """Takes the index of the `Combine` operator, which returns the results to the tokens."""
         graph = rewrite.graph
         joined, chosen, _ = graph.operators[combine].inputs
         found = choice(graph, graph.operators[graph.producer[chosen]])
-        assert found is not None  # a dispatch reads what a router chose
+        assert found is not None  # the indices of a Combine are always those chosen by a router
         super().__init__(Slots(rewrite, *found))
         self.rewrite, self.joined = rewrite, joined
 
     def follow(self) -> bool:
-        """Rewrites the experts if there are as many results as experts and all are understood."""
+        """Rewrites the experts if there is one result per expert and all operators are recognised.
+
+        Returns:
+            whether the experts were rewritten.
+        """
         op = self.graph.maker(self.joined)
         if op is None or op.kind != "Concat" or dict(op.attributes)["axis"] != 0 or len(op.inputs) != self.experts:
             return False
@@ -56,7 +61,7 @@ class Parted(Dense):
         return None
 
     def _parts(self, names: tuple[str, ...]) -> str | None:
-        """Name of the slots that `names` are the parts of, one an expert, in their order."""
+        """Name of the dispatched slots if `names` are their parts, one per expert and in order; otherwise None."""
         makers = [op for op in map(self.graph.maker, names) if op is not None]
         sources = {op.inputs[0] for op in makers}
         if len(makers) != self.experts or len(sources) != 1:
@@ -71,7 +76,7 @@ class Parted(Dense):
 
 
 def _place(op: Operator, name: str) -> int | None:
-    """Which expert's slots an operator cuts out of all; None where it does something else."""
+    """Index of the expert whose slots an operator extracts as tensor `name`; None if it does something else."""
     attributes = dict(op.attributes)
     if op.kind == "Split" and attributes["axis"] == 0 and set(attributes["split"]) == {1}:
         return op.outputs.index(name)
@@ -83,6 +88,6 @@ def _place(op: Operator, name: str) -> int | None:
 
 
 def joins(graph: Graph) -> list[int]:
-    """Indices of operators that combine results which were joined from those of single experts."""
+    """Indices of the `Combine` operators whose operand concatenates the results of single experts."""
     makers = [(index, graph.maker(op.inputs[0])) for index, op in enumerate(graph.operators) if op.kind == COMBINE]
     return [index for index, maker in makers if maker is not None and maker.kind == "Concat"]

@@ -1,7 +1,7 @@
-"""The router of a mixture followed forward, from its TopK to the weights that multiply the results of experts.
+"""Follows the router of a mixture forward, from its TopK to the weights that multiply the results of experts.
 
-Every tensor after the router that is understood gets a mark, which says what it is; a multiplication by a marked
-weight is a use. How results of experts are found from there is in `ir.experts.dense`.
+Every recognised tensor after the router gets a mark, which states its role; a multiplication by a marked weight is a
+use. `ir.experts.dense` goes on from the uses to the experts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ir.experts.emit import VIEWS, Layer
 from ir.graph import Graph, Operator, Tensor
 
 LOW = -1e4
-"""Numbers up to this one stand for no weight before a Softmax (exporters write -inf or the least float)."""
+"""Numbers up to this one count as minus infinity before a Softmax (exporters write -inf or the lowest float)."""
 _RESHAPED = ("Expand", "Slice", "Cast", "Reshape", "Unsqueeze", "Squeeze", "Identity", "Transpose")
 
 
@@ -30,9 +30,9 @@ class Mark:
     expert: int = -1
     """Number of the expert of a mask or gate."""
     weights: str = ""
-    """Name of the routing weights `[tokens ..., k]` after a mask or table; "" while it holds 0 and 1 only."""
+    """Name of the routing weights `[tokens ..., k]` that multiply a mask or table; "" if it contains 0 and 1 only."""
     table: str = ""
-    """Name of the table whose look-up gives the weights where no tensor holds them."""
+    """Name of the table in which the routing weights are looked up if no tensor contains them; otherwise ""."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Routing:
         self.marks: dict[str, Mark] = {self.chosen.name: Mark("index")}
 
     def uses(self) -> list[Use]:
-        """All multiplications of results by the router's weights, in canonical order; fills `marks`."""
+        """All multiplications of results by the router's weights, in the order of operators; fills `marks`."""
         graph = self.graph
         queue = list(graph.consumers[self.chosen.name])
         seen = set(queue)
@@ -79,6 +79,7 @@ class Routing:
         return uses
 
     def _use(self, op: Operator, index: int) -> Use | None:
+        """The use that an operator is; None if it is no multiplication of results by a marked weight."""
         if op.kind not in ("Mul", "MatMul") or len(op.inputs) != 2:
             return None
         side = 0 if op.inputs[0] in self.marks else 1
@@ -88,12 +89,12 @@ class Routing:
             return None
         if op.kind == "MatMul" and (mark.kind != "table" or own.shape[-1] != self.experts or side == 1):
             return None
-        # A weight of one number a token or expert multiplies features; what else it multiplies is a weight too.
+        # Routing weights, one number per token or expert, multiply features; a tensor without them is another weight.
         wide = value.num_elements > own.num_elements and value.batch_dim is not None
         return Use(index, other, mark) if wide else None
 
     def _mark(self, op: Operator) -> None:
-        """Marks the first result of an operator that reads a marked tensor, if it is known what the result holds."""
+        """Marks the results of an operator that reads a marked tensor, if their role is recognised."""
         marked = [n for n in op.inputs if n in self.marks]
         mark = self.marks[marked[0]]
         found: Mark | None = None
@@ -121,7 +122,7 @@ class Routing:
     def _viewed(self, op: Operator, mark: Mark) -> Mark | None:
         source, result = self.graph.tensors[op.inputs[0]], self.graph.tensors[op.outputs[0]]
         if mark.kind in ("table", "hot", "low") and op.kind != "Cast":
-            # Tables may be turned (experts in front) only where nothing but their product with results follows.
+            # Only a table may move its dim of experts: the operators after it multiply or select by expert.
             return mark if mark.kind == "table" or source.shape[-1] == result.shape[-1] == self.experts else None
         return mark if op.kind != "Transpose" else None
 
@@ -165,7 +166,7 @@ class Routing:
             return None
         size = self.graph.tensors[other].num_elements
         if mark.kind == "table":
-            # Zero stays zero; what was chosen is looked up in the product.
+            # Zeros remain zero; the weights of chosen experts are looked up in the product.
             return Mark("table", table=result.name) if result.shape[-1] == self.experts else None
         if mark.kind in ("mask", "hot") and not mark.weights and size == self.tokens * self.k:
             return replace(mark, weights=other)
@@ -199,12 +200,12 @@ class Routing:
             self.marks[name] = replace(mark, kind="gate", expert=expert)
 
     def fill(self, name: str) -> float | None:
-        """The number that a constant is filled with; None where it holds several, or is no constant."""
+        """The value of all elements of a constant; None if they differ, or if the tensor is no constant."""
         values = self._values(name)
         return values[0] if values is not None and len(set(values)) == 1 else None
 
     def _values(self, name: str) -> tuple[float, ...] | None:
-        """Numbers of a small constant, in any shape."""
+        """The numbers of a constant, regardless of its shape; None if it is no constant or its numbers are unknown."""
         op = self.graph.maker(name)
         if op is None or not op.is_constant:
             return None
@@ -219,10 +220,12 @@ class Routing:
 
 
 def choice(graph: Graph, op: Operator) -> tuple[Tensor, int] | None:
-    """The experts that `op` chooses for each token, `[tokens ..., k]`, and the number of scores it chooses by.
+    """The choice of experts by operator `op`: a TopK over the last dim, an ArgMax that keeps it, or a Concat of such.
 
-    That is a TopK over the last dim, an ArgMax that keeps it, or a Concat of such choices: some routers choose one
-    expert after another and leave out what was chosen before (Phi-3.5-MoE's). None where `op` chooses nothing.
+    The Concat is for routers that choose one expert after another, excluding those already chosen (Phi-3.5-MoE).
+
+    Returns:
+        indices of the chosen experts, `[tokens ..., k]`, and the number of scores per token; None if `op` is no choice.
     """
     if op.kind != "Concat" or op.is_constant:
         return _one_choice(graph, op)
