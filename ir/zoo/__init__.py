@@ -1,8 +1,8 @@
-"""Known models by name, and their families in any size, built as Graphs in milliseconds without a file.
+"""Models by name, and model families of any size, built as graphs in milliseconds without a file.
 
     build("gpt2-xl")   build("gpt2-xl:seq_len=512")   build("zoo:llama:layers=80,hidden=8192,heads=64,kv_heads=8")
 
-A family is a dataclass: its fields are the keys of the free form and are overridden likewise for a named model.
+A family is a dataclass, whose fields are the keys of a specification. Keys of a named model override its sizes.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ FAMILIES: Mapping[str, type[Model]] = {
 
 # Sources: the configurations published with the models (Hugging Face `config.json`, torchvision, timm; GPT-3, arXiv
 # 2005.14165; Megatron-Turing NLG, arXiv 2201.11990; PaLM, arXiv 2204.02311; Nemotron-4, arXiv 2402.16819; ViT-g and
-# ViT-G, arXiv 2106.04560; ViT-22B, arXiv 2302.05442). Routers of all mixtures are priced as a softmax, and no model
-# predicts several tokens at once.
+# ViT-G, arXiv 2106.04560; ViT-22B, arXiv 2302.05442). The routers of all mixtures of experts are modelled as a softmax,
+# and multi-token prediction is left out.
 NAMED: Mapping[str, Model] = {
     "gpt2": Gpt(layers=12, hidden=768, heads=12, positions=1024),
     "gpt2-medium": Gpt(layers=24, hidden=1024, heads=16, positions=1024),
@@ -205,16 +205,16 @@ SPELLINGS: Mapping[str, str] = {
     "mistral-large": "mistral-large-123b", "mistral-nemo": "mistral-nemo-12b", "dbrx": "dbrx-132b",
     "deepseek-r1": "deepseek-v3",
 }  # fmt: skip
-"""The same models as papers spell them; the names above are those of the published code."""
+"""Spelling of a model in papers -> its name in `NAMED`, which is that of the published code."""
 
 NEAR, ALIKE = 4, 0.5
-"""Most names that the repair of an unknown name shows, and how alike they are (`difflib`; assumed)."""
+"""Largest number of similar names suggested for an unknown name, and their least similarity (`difflib`; assumed)."""
 MAX_VALUE = 2**24
-"""Largest value of any key (assumed): a larger one is a slip, or meant to exhaust the service."""
+"""Largest value of any key (assumed): a larger one is a typing error, or an attempt to exhaust the service."""
 MAX_PARAMETERS = 10**15
 """Largest number of parameters (assumed): a thousand times that of the largest known models."""
 MAX_LAYERS = 2000
-"""Largest number of layers, blocks and convolutions together (assumed); each becomes operators."""
+"""Largest sum of the numbers of layers, blocks and convolutions (assumed), which bounds the number of operators."""
 MAX_STAGES = 8
 """Largest number of stages of a convolutional network (assumed); each doubles the channels."""
 
@@ -228,10 +228,10 @@ def names() -> tuple[str, ...]:
 
 
 def check_known(spec: str) -> None:
-    """Refuses a name that no model has; sizes are not checked.
+    """Checks that the name of a specification is known; its sizes are not checked.
 
     Raises:
-        ModelError: names those that are most alike.
+        ModelError: the name is unknown; the message suggests similar names.
     """
     name = spec.removeprefix(PREFIX).partition(":")[0]
     if SPELLINGS.get(name, name) not in NAMED and name not in FAMILIES:
@@ -250,7 +250,7 @@ def build(spec: str, *, loss: str | None = None) -> Graph:
         loss: see `ir.loss.with_loss`.
 
     Raises:
-        ModelError: unknown name or key, or values that do not fit each other.
+        ModelError: the name or a key is unknown, or values are invalid or inconsistent.
     """
     check_known(spec)
     text = spec.removeprefix(PREFIX)
@@ -304,7 +304,11 @@ def _is_size(text: str) -> bool:
 
 
 def _check(model: Model) -> None:
-    """Refuses sizes that do not fit each other, in the words of the model's keys."""
+    """Checks that the sizes of a model are consistent.
+
+    Raises:
+        ModelError: they are not; the message names the keys.
+    """
     values = {f.name: getattr(model, f.name) for f in fields(model)}
     for whole, part in _DIVIDED if not isinstance(model, T5) else ():
         if part == "heads" and values.get("head_dim"):

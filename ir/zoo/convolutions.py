@@ -1,4 +1,4 @@
-"""ResNet, EfficientNet and VGG from a few numbers."""
+"""The families ResNet, EfficientNet and VGG."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from ir.zoo.net import Net
 from ir.zoo.stretch import stretch
 
 BUILT = 3
-"""Number of blocks of a stage that are built operator by operator: the first, its successor, and one like all later."""
+"""Number of blocks of a stage that are built operator by operator; the remaining blocks are copies of the last one."""
 EXPANSION = 4
-"""Channels of a bottleneck's result, in multiples of its width (ResNet, arXiv 1512.03385)."""
+"""Output channels of a bottleneck block, in multiples of its width (ResNet, arXiv 1512.03385)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResNet:
-    """Stages of bottleneck blocks with batch norm."""
+    """ResNet and its variants: stages of bottleneck blocks with batch norm."""
 
     blocks: tuple[int, ...]
-    """Number of blocks of each stage; each stage but the first halves the image."""
+    """Number of blocks of each stage; each stage except the first halves the image."""
     width: int = 64
-    """Channels of the stem, doubled from stage to stage."""
+    """Channels of the stem; blocks have this width in the first stage, and it doubles with each stage."""
     groups: int = 1
-    """Groups of the convolutions with windows (ResNeXt, arXiv 1611.05431)."""
+    """Groups of the 3x3 convolutions (ResNeXt, arXiv 1611.05431)."""
     group_width: int = 0
     """Channels of a group in the first stage, doubled like `width` (wide ResNets, arXiv 1605.07146, have twice those of
     a ResNet); 0 = `width`."""
     squeeze: int = 0
-    """Channels of a block's result over those between its squeeze and its excitation (arXiv 1709.01507); 0 = none."""
+    """Reduction ratio of squeeze and excitation (arXiv 1709.01507); 0 = no squeeze and excitation."""
     image_size: int = 224
     num_classes: int = 1000
 
@@ -66,18 +66,18 @@ class ResNet:
 
 @dataclass(frozen=True, kw_only=True)
 class EfficientNet:
-    """Stages of inverted bottlenecks with depthwise convolutions, squeeze and excitation (arXiv 1905.11946)."""
+    """EfficientNet: inverted bottlenecks with depthwise convolutions, squeeze and excitation (arXiv 1905.11946)."""
 
     STAGES = (
         (1, 3, 1, 16, 1), (6, 3, 2, 24, 2), (6, 5, 2, 40, 2), (6, 3, 2, 80, 3),
         (6, 5, 1, 112, 3), (6, 5, 2, 192, 4), (6, 3, 1, 320, 1),
     )  # fmt: skip
-    """Expansion, window, stride, channels and blocks of the stages of B0 (table 1 of the paper)."""
+    """Expansion, window size, stride, channels and number of blocks of each stage of B0 (table 1 of the paper)."""
 
     width_percent: int = 100
     """Channels in per cent of those of B0."""
     depth_percent: int = 100
-    """Blocks in per cent of those of B0."""
+    """Number of blocks in per cent of that of B0."""
     image_size: int = 224
     num_classes: int = 1000
 
@@ -95,7 +95,10 @@ class EfficientNet:
         return net.finish(net.linear(x, "classifier", self.num_classes), loss=loss)
 
     def _channels(self, of_b0: int) -> int:
-        """A multiple of 8 near the channels of B0, times `width_percent`; at most a tenth below (the paper's code)."""
+        """The channels of B0 scaled by `width_percent`, rounded to a multiple of 8 that is not more than 10% smaller.
+
+        Source: the paper's code.
+        """
         wanted = of_b0 * self.width_percent / 100
         found = max(8, int(wanted + 4) // 8 * 8)
         return found if found >= 0.9 * wanted else found + 8
@@ -119,7 +122,7 @@ class EfficientNet:
 
 @dataclass(frozen=True, kw_only=True)
 class Vgg:
-    """Stages of 3x3 convolutions, each halving the image at its end, and three linear layers."""
+    """VGG: stages of 3x3 convolutions, each followed by a pooling that halves the image, and three linear layers."""
 
     convolutions: tuple[int, ...]
     """Number of convolutions of each stage."""

@@ -1,4 +1,4 @@
-"""Net: a GraphBuilder in terms of modules. Names, operators and their order are those of an exported module."""
+"""`Net`: builds graphs from PyTorch-like modules, with the names, operators and order of an exported model."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ir.parameters import split_fused
 OPSET = 23
 """The first operator set with RMSNormalization and RotaryEmbedding."""
 LOWEST = -3.4028234663852886e38
-"""Number that masks add to the scores of hidden positions: the least float32."""
+"""Number that masks add to the scores of masked positions: the lowest float32."""
 
 
 class Net:
-    """Collects modules; every method takes and returns names of tensors, with shapes at one sample."""
+    """A graph under construction. Methods take and return names of tensors; shapes are those of one sample."""
 
     def __init__(self) -> None:
         self.builder = GraphBuilder()
@@ -44,11 +44,11 @@ class Net:
         )
 
     def parameter(self, name: str, *shape: int) -> str:
-        """A parameter, declared at its first use."""
+        """A parameter, which is added to the graph on its first use."""
         return name if name in self.builder.tensors else self.builder.parameter(name, shape)
 
     def buffer(self, name: str, *shape: int, dtype: str = "float32") -> str:
-        """State without gradient."""
+        """A buffer: a tensor of the model that is not trained."""
         if name not in self.builder.tensors:
             self.builder.add_tensor(Tensor(name=name, shape=shape, dtype=dtype, role="buffer"))
         return name
@@ -58,7 +58,7 @@ class Net:
         return self.builder.constant(name, np.array(value, dtype=np.float32))
 
     def add(self, x: str, y: str, scope: str = "") -> str:
-        """A residual or a bias."""
+        """`x + y`."""
         return self.op("Add", [x, y], scope)
 
     def linear(self, x: str, scope: str, out: int, *, bias: bool = True) -> str:
@@ -69,7 +69,7 @@ class Net:
         return self.add(x, self.parameter(f"{scope}.bias", out), scope) if bias else x
 
     def product(self, x: str, weight: str, scope: str) -> str:
-        """`x @ weight.T`, as it is exported: matrices by Gemm."""
+        """`x @ weight.T`, with the operators of an exported model: Gemm for matrices."""
         if len(self.shape(x)) == 2:
             return self.op("Gemm", [x, weight], scope, transB=1)
         return self.op("MatMul", [x, self.op("Transpose", [weight], scope, perm=(1, 0))], scope)
@@ -100,7 +100,7 @@ class Net:
         groups: int = 1,
         clipped: bool = False,
     ) -> str:
-        """Gated MLPs of which each token sees a few: one parameter for all experts' gates and ups, as published.
+        """A mixture of gated MLPs; as in published checkpoints, one parameter holds the gates and ups of all experts.
 
         Args:
             x: tokens, [b, s, h].
@@ -108,7 +108,7 @@ class Net:
             chosen: indices of the chosen experts and the weights of their results, both [b, s, k].
             num_experts: number of experts.
             ffn: width of each expert.
-            groups: number of runs of a sample's tokens that are routed separately.
+            groups: number of groups into which a sample's tokens are divided; each is routed separately.
             clipped: whether both products have biases and the gate is clipped (GPT-OSS).
         """
         experts, weights = chosen
@@ -138,7 +138,7 @@ class Net:
         return self.op("Gather", [self.parameter(f"{scope}.weight", rows, width), ids], scope, axis=0)
 
     def positions(self, length: int) -> str:
-        """0, 1, 2 ... up to `length`."""
+        """The positions 0, 1, ... `length` - 1."""
         return self.op("Range", [], start=0, limit=length, delta=1, dtype="int64")
 
     def layer_norm(self, x: str, scope: str, epsilon: float = 1e-5) -> str:
@@ -153,7 +153,7 @@ class Net:
         return self.op("RMSNormalization", [x, weight], scope, axis=-1, epsilon=epsilon)
 
     def causal_mask(self, length: int) -> str:
-        """A mask that hides later positions, to be added to scores."""
+        """A causal mask, to be added to attention scores."""
         full = self.op("ConstantOfShape", [], shape=(length, length), value=LOWEST)
         diagonal = self.builder.constant("diagonal", np.array(1, dtype=np.int64))
         return self.op("Trilu", [full, diagonal], upper=1)
@@ -165,11 +165,11 @@ class Net:
         return self.op("Transpose", [x], scope, perm=(0, 2, 3, 1) if transposed else (0, 2, 1, 3))
 
     def dropout(self, x: str, scope: str, percent: int) -> str:
-        """`torch.nn.Dropout` in training; nothing where it drops nothing."""
+        """`torch.nn.Dropout` in training; returns `x` if `percent` is 0."""
         return self.ops("Dropout", [x], scope, 2, ratio=percent / 100)[0] if percent else x
 
     def repeated(self, x: str, scope: str, heads: int) -> str:
-        """Each head of keys or values, `[b, h, s, d]`, for all of the `heads` heads of queries that share it."""
+        """Repeats heads of keys or values, `[b, h, s, d]`, for the query heads that share them: `[b, heads, s, d]`."""
         _, kv_heads, length, size = self.shape(x)
         if kv_heads == heads:
             return x
@@ -188,8 +188,20 @@ class Net:
         scale: bool = True,
         dropout_percent: int = 0,
     ) -> str:
-        """Softmax attention of `[b, h, s, d]`, `[b, h, d, t]` and `[b, h, t, d]`, merged to `[b, s, (h d)]`; the scores
-        have the masks added."""
+        """Softmax attention.
+
+        Args:
+            q: queries, `[b, h, s, d]`.
+            k: transposed keys, `[b, h, d, t]`.
+            v: values, `[b, h, t, d]`.
+            scope: scope of the operators.
+            masks: tensors that are added to the scores.
+            scale: whether scores are divided by the square root of the head size.
+            dropout_percent: dropout of the attention weights.
+
+        Returns:
+            the result with merged heads, `[b, s, (h d)]`.
+        """
         size = self.shape(q)[-1]
         scores = self.op("MatMul", [q, k], scope)
         if scale:
@@ -262,9 +274,9 @@ class Net:
         )
 
     def flatten(self, x: str) -> str:
-        """All features of a sample in one dim."""
+        """Merges all dims of a sample into one."""
         return self.op("Reshape", [x], shape=(1, prod(self.shape(x)[1:])))
 
     def finish(self, scores: str, *, loss: str | None = None) -> Graph:
-        """The graph with its loss, after the passes that an imported file goes through."""
+        """The graph with its loss, after the same rewrites as those of imported files."""
         return with_loss(split_fused(canonical(self.builder.finish([scores]))), loss)

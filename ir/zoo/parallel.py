@@ -1,4 +1,4 @@
-"""Decoders whose attention and MLP read the same input side by side (GPT-NeoX, Falcon, PaLM), from a few numbers."""
+"""The family of decoders with parallel attention and MLP (GPT-NeoX, Falcon, PaLM)."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ir.zoo.transformers import Stack
 
 @dataclass(frozen=True, kw_only=True)
 class Parallel(Stack):
-    """Decoder of parallel half layers: one sum adds attention and MLP to the layer's input (arXiv 2204.02311)."""
+    """Decoder whose attention and MLP both read the layer's input, and are added to it (arXiv 2204.02311)."""
 
     kv_heads: int = 0
     """Heads of keys and values; 0 = as many as `heads`."""
     head_dim: int = 0
     """Size of a head; 0 = `hidden` over `heads`."""
     rope_dim: int = 0
-    """Size of the part of a head that rotary positions turn; 0 = the whole head."""
+    """Size of the part of a head with rotary positions; 0 = the whole head."""
     norms: int = 1
     """1 = attention and MLP share a norm; 2 = each has its own."""
     biases: int = 0
-    """1 = linear layers have biases, but for the head."""
+    """1 = all linear layers except the head have biases."""
     mlp_matrices: int = 2
     """2 = GELU between two matrices; 3 = gated MLP."""
     tied: int = 0
@@ -51,7 +51,7 @@ class Parallel(Stack):
 
     @property
     def rotated(self) -> int:
-        """Size of the part of a head that rotary positions turn."""
+        """Size of the part of a head with rotary positions."""
         return self.rope_dim or self.size
 
     @property
@@ -72,7 +72,7 @@ class Parallel(Stack):
         return net.linear(net.attend(q, k, v, scope, masks=[mask]), f"{scope}.dense", self.hidden, bias=has_bias)
 
     def _turned(self, net: Net, x: str, tables: list[str], scope: str) -> str:
-        """Queries or keys with rotary positions in the first part of each head."""
+        """Applies rotary positions to the first part of each head of queries or keys."""
         if self.rotated == self.size:
             return net.op("RotaryEmbedding", [x, *tables], scope)
         turned, kept = net.ops("Split", [x], scope, 2, axis=-1, split=(self.rotated, self.size - self.rotated))

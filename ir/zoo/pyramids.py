@@ -1,4 +1,4 @@
-"""Convolutional networks in which several tensors cross: U-Net and AmoebaNet, from a few numbers."""
+"""The families U-Net and AmoebaNet: convolutional networks with skip connections over many layers."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from ir.graph import Graph
 from ir.zoo.net import Net
 
 CELLS = 3
-"""Stacks of normal cells of AmoebaNet, with a reduction cell between two (arXiv 1802.01548, figure 2)."""
+"""Stacks of normal cells of AmoebaNet, with a reduction cell between two stacks (arXiv 1802.01548, figure 2)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UNet:
-    """A pyramid of convolutions down and up again, each level read again on the way up (arXiv 1505.04597).
+    """U-Net (arXiv 1505.04597): a contracting and an expanding path, with skip connections at each level.
 
-    As GPipe's followers train it: convolutions without bias, each with an instance norm and a leaky ReLU after it, and
-    nearest neighbours on the way up.
+    In the variant used in papers on pipeline parallelism: convolutions without bias, each followed by an instance norm
+    and a leaky ReLU, and nearest-neighbour upsampling.
     """
 
     convolutions: int
-    """Convolutions of each level, on the way down, at the bottom and on the way up."""
+    """Number of convolutions of each level, on the contracting path, at the bottom and on the expanding path."""
     width: int = 64
-    """Channels of the first level, doubled from level to level."""
+    """Channels of the first level; doubled with each level."""
     levels: int = 5
     """Number of times that the image is halved."""
     dropout_percent: int = 0
-    """Per cent of the channels that are dropped after each convolution."""
+    """Percentage of the channels that are dropped after each convolution."""
     image_size: int = 192
     num_classes: int = 1
-    """Channels of the result."""
+    """Output channels."""
 
     def build(self, loss: str | None) -> Graph:
-        """The graph; of one channel the loss is the mean squared error."""
+        """The graph; with a single output channel, the loss is the mean squared error."""
         net, skips = Net(), []
         x = net.builder.input("image", (1, 3, self.image_size, self.image_size))
         for level in range(self.levels):
@@ -68,7 +68,7 @@ class UNet:
 
 @dataclass(frozen=True, kw_only=True)
 class AmoebaNet:
-    """AmoebaNet-D (arXiv 1802.01548) as in TensorFlow's and GPipe's code: each cell reads the two cells before it."""
+    """AmoebaNet-D (arXiv 1802.01548), as in TensorFlow's and GPipe's code: each cell reads the two previous cells."""
 
     layers: int
     """Number of normal cells, a multiple of 3."""
@@ -81,7 +81,7 @@ class AmoebaNet:
         """The graph."""
         net, channels = Net(), self.width // 4
         image = net.builder.input("image", (1, 3, self.image_size, self.image_size))
-        # The stem's result stands for the two cells before the first one.
+        # The first cell reads the result of the stem in place of two previous cells.
         before = x = _Cell(net, "stem1", channels).convolved(image, channels, (3, 3), strides=(2, 2))
         was_reduced = False
         names = [("stem2", True), ("stem3", True)]
@@ -98,8 +98,12 @@ class AmoebaNet:
 
 
 class _Cell:
-    """One cell. Its first two states are what it reads, made as wide as it is; five pairs of operations add further
-    ones, whose numbers the tables of the paper give."""
+    """One cell of AmoebaNet.
+
+    Its states 0 and 1 are its two inputs, brought to the cell's number of channels. Each of five pairs of operations
+    reads two states and adds their sum as the next state. The tables list, for each pair, both operations and the
+    indices of the states that they read; the result concatenates the states listed in `..._RESULT`.
+    """
 
     NORMAL = (
         ("conv_1x1", 1, "pool", 1), ("none", 1, "conv_7x7", 0), ("conv_1x1", 0, "conv_7x7", 0),
@@ -115,7 +119,7 @@ class _Cell:
         self.net, self.scope, self.channels, self.number = net, scope, channels, 0
 
     def of(self, x: str, before: str, *, is_reduction: bool, was_reduced: bool) -> str:
-        """The result of the cell after `x` and the cell before that."""
+        """The result of the cell, which reads the previous cell's result `x` and that of the cell before, `before`."""
         states = [self.convolved(x, self.channels)]
         if was_reduced:
             states.append(self.halved(before))
@@ -133,7 +137,7 @@ class _Cell:
         return self.net.op("Concat", [states[number] for number in taken], self.scope, axis=1)
 
     def operation(self, kind: str, x: str, stride: int) -> str:
-        """One operation of a pair."""
+        """One operation of a pair, by its name in the tables."""
         narrow = self.channels // 4
         if kind == "none":
             return x if stride == 1 else self.halved(x)
@@ -155,12 +159,12 @@ class _Cell:
     def convolved(
         self, x: str, out: int, window: tuple[int, int] = (1, 1), *, strides: tuple[int, int] = (1, 1)
     ) -> str:
-        """A ReLU, a convolution that keeps the size of the image, or halves it, and a batch norm."""
+        """A ReLU, a convolution that keeps or (with stride 2) halves the size of the image, and a batch norm."""
         scope = self._scope("conv")
         return self.net.batch_norm(self._conv(self.net.op("Relu", [x], scope), out, window, strides, scope), scope)
 
     def halved(self, x: str) -> str:
-        """Half the size by two convolutions of single pixels, one of which sees what the other one skips."""
+        """Halves the image by two 1x1 convolutions of stride 2, the second of which reads the pixels shifted by one."""
         scope, half = self._scope("halve"), self.channels // 2
         x = self.net.op("Relu", [x], scope)
         shifted = self.net.op("Slice", [x], scope, starts=(1, 1), ends=self.net.shape(x)[2:], axes=(2, 3))
@@ -174,6 +178,6 @@ class _Cell:
         return self.net.op("Conv", [x, weight], f"{scope}.conv", kernel_shape=window, strides=strides, pads=pads)
 
     def _scope(self, kind: str) -> str:
-        """A scope of its own inside that of the cell."""
+        """A new scope inside that of the cell."""
         self.number += 1
         return f"{self.scope}.{kind}{self.number}"

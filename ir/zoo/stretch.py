@@ -1,4 +1,4 @@
-"""A graph with many layers from one with a few: one layer is copied under other names, which is exact and quick."""
+"""Builds a graph with many layers from one with a few, by copying a layer under new names (fast, and exact)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def stretch(graph: Graph, prefix: str, last: int, count: int) -> Graph:
     Args:
         graph: the graph; the scope of operators of layer `i` is `{prefix}.{i}` or begins with `{prefix}.{i}.`.
         prefix: scope of the stack.
-        last: number of its last layer, which is like the copies and reads of the stack only the results of its
-            predecessor, and parameters.
+        last: index of its last layer, which is copied; within the stack, it may read only the results of the layer
+            before it, and parameters.
         count: number of layers of the result, at least `last + 1`.
 
     Returns:
@@ -29,7 +29,7 @@ def stretch(graph: Graph, prefix: str, last: int, count: int) -> Graph:
     touched = dict.fromkeys(name for op in layer for name in (*op.inputs, *op.outputs))
     own = [name for name in touched if _within(name, old)]
     tails = [name[len(old) :] for name in own]
-    # Tensors that cross from one layer to the next, without the layer's part of their names.
+    # Names, without the prefix of the layer, of the tensors that one layer passes to the next.
     crossing = [
         name[len(before) :] for name in touched if graph.tensors[name].role == "activation" and _within(name, before)
     ]

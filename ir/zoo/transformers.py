@@ -1,4 +1,4 @@
-"""GPT, Llama, mixtures of experts, BERT, ViT and T5 from a few numbers."""
+"""The families GPT, Llama, mixtures of experts, BERT, ViT and T5."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ir.zoo.net import LOWEST, Net
 from ir.zoo.stretch import stretch
 
 BUILT = 2
-"""Number of layers of a stack that are built operator by operator: the first, and one that is like all later ones."""
+"""Number of layers of a stack that are built operator by operator; the remaining layers are copies of the last one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Stack:
 
     @property
     def built(self) -> range:
-        """Numbers of the layers that are built operator by operator."""
+        """Indices of the layers that are built operator by operator."""
         return range(min(self.layers, BUILT))
 
     def stretched(self, graph: Graph, stack: str) -> Graph:
@@ -39,19 +39,19 @@ class Stack:
 
 @dataclass(frozen=True, kw_only=True)
 class Gpt(Stack):
-    """Decoder with learned positions and layer norms before each half layer; the head shares the embedding."""
+    """Decoder with learned positions and a layer norm before attention and MLP; the head shares the embedding."""
 
     seq_len: int = 1024
     positions: int = 0
     """Number of rows of the table of positions; at least `seq_len` are used."""
     vocab_size: int = 50257
     dropout_percent: int = 0
-    """Share of the activations that training drops behind embeddings, attention weights and each half layer."""
+    """Percentage of activations dropped after embeddings, attention weights, attention and MLP."""
     relu: int = 0
     """1 = ReLU in the MLP (OPT, arXiv 2205.01068); 0 = GELU."""
     alibi: int = 0
-    """1 = scores less a multiple of the distance in place of learned positions, and a norm behind the embedding (BLOOM,
-    arXiv 2211.05100)."""
+    """1 = linear biases of attention scores in place of learned positions, and a layer norm after the embedding (BLOOM,
+    arXiv 2211.05100); 0 = learned positions."""
 
     def build(self, loss: str | None) -> Graph:
         """The graph."""
@@ -87,24 +87,24 @@ class Llama:
     hidden: int
     heads: int
     kv_heads: int = 0
-    """Heads of keys and values; 0 = as many as `heads`. With `kv_rank` all heads have their own."""
+    """Heads of keys and values; 0 = as many as `heads`. Not used with `kv_rank`, where each head has its own."""
     head_dim: int = 0
-    """Size of a head; 0 = `hidden` over `heads`. With `kv_rank` that of the part without positions."""
+    """Size of a head; 0 = `hidden` over `heads`. With `kv_rank`, size of the part of a head without positions."""
     kv_rank: int = 0
-    """Size of the latent that keys and values are made of (multi-head latent attention, DeepSeek-V2, arXiv 2405.04434);
-    0 = ordinary attention."""
+    """Size of the latent from which keys and values are computed (multi-head latent attention, DeepSeek-V2, arXiv
+    2405.04434); 0 = ordinary attention."""
     q_rank: int = 0
-    """Size of the latent that queries are made of; 0 = they are made of the layer's input."""
+    """Size of the latent from which queries are computed; 0 = queries are computed from the layer's input."""
     rope_dim: int = 64
-    """Size of the part of queries and keys with rotary positions, beside a latent; all heads share that of the keys."""
+    """With `kv_rank`, size of the part of queries and keys with rotary positions; all heads share that of the keys."""
     qk_norm: int = 0
     """1 = an RMS norm of each head of queries and keys (Qwen 3, arXiv 2505.09388); 0 = none."""
     qkv_bias: int = 0
-    """1 = queries, keys and values have biases (Qwen 2, arXiv 2407.10671); 0 = none. Not beside a latent."""
+    """1 = queries, keys and values have biases (Qwen 2, arXiv 2407.10671); 0 = none. Not used with `kv_rank`."""
     tied: int = 0
     """1 = the head shares the embedding's parameter (Llama 3.2, small Qwens); 0 = it has its own."""
     value_dim: int = 0
-    """Size of a head of the values beside a latent; 0 = `head_dim`."""
+    """With `kv_rank`, size of a head of the values; 0 = `head_dim`."""
     ffn: int = 0
     """Width of the gated MLP; 0 = 8/3 of `hidden`, rounded up to a multiple of 256."""
     mlp_matrices: int = 3
@@ -134,17 +134,17 @@ class Llama:
 
     @property
     def rotated(self) -> int:
-        """Size of the part of a head that rotary positions turn."""
+        """Size of the part of a head with rotary positions."""
         return self.rope_dim if self.kv_rank else self.head_dim or self.hidden // self.heads
 
     @property
     def _unlike(self) -> int:
-        """Leading layers that have an MLP of another kind."""
+        """Number of leading layers whose MLP is of another kind than that of the others."""
         return 0
 
     @property
     def _is_biased(self) -> bool:
-        """Whether all products of attention have biases."""
+        """Whether all linear layers of attention have biases."""
         return False
 
     def _attention(self, net: Net, x: str, scope: str, mask: str) -> str:
@@ -165,7 +165,7 @@ class Llama:
         return net.linear(y, f"{scope}.o_proj", self.hidden, bias=self._is_biased)
 
     def _latent_attention(self, net: Net, x: str, scope: str, mask: str) -> str:
-        """Keys and values from a small latent; the part of the keys with positions is one for all heads."""
+        """Multi-head latent attention; all heads share the part of the keys with rotary positions."""
         size, tables = self.head_dim or self.hidden // self.heads, self._rotary_tables(net)
         of_values = self.value_dim or size
         y, name = x, "q_proj"
@@ -186,11 +186,11 @@ class Llama:
         return net.linear(net.attend(q, k, v, scope, masks=[mask]), f"{scope}.o_proj", self.hidden, bias=False)
 
     def _rotary_tables(self, net: Net) -> list[str]:
-        """Cosines and sines of the angles of all positions."""
+        """The tables of cosines and sines of the rotation angles of all positions."""
         return [net.buffer(f"rotary_emb.{name}", 1, self.seq_len, self.rotated // 2) for name in ("cos", "sin")]
 
     def _parts(self, net: Net, x: str, scope: str, sizes: tuple[int, int]) -> tuple[str, ...]:
-        """The two parts of the last dim."""
+        """Splits the last dim into two parts."""
         return net.ops("Split", [x], scope, 2, axis=-1, split=sizes)
 
     @property
@@ -222,14 +222,14 @@ class Moe(Llama):
     moe_ffn: int = 0
     """Width of an expert; 0 = `ffn`."""
     shared_ffn: int = 0
-    """Width of a gated MLP that every token sees besides its experts; 0 = none."""
+    """Width of a gated MLP that all tokens pass through in addition to their experts (shared expert); 0 = none."""
     dense_layers: int = 0
     """Leading layers with a plain gated MLP of width `ffn` (DeepSeek-V2, arXiv 2405.04434)."""
     groups: int = 1
-    """Runs of a sample's tokens that are routed apart; see `ir.operators.experts`."""
+    """Number of groups of a sample's tokens that are routed separately; see `ir.operators.experts`."""
     clipped: int = 0
     """1 = attention, router and experts have biases, and experts clip their gate (GPT-OSS, arXiv 2508.10925); 0 = no
-    biases, and SiLU for a gate. Not beside a latent, `shared_ffn` or `dense_layers`."""
+    biases, and a SiLU gate. Not used with `kv_rank`, `shared_ffn` or `dense_layers`."""
 
     @property
     def _is_biased(self) -> bool:
@@ -254,14 +254,14 @@ class Moe(Llama):
 
 @dataclass(frozen=True, kw_only=True)
 class Bert(Stack):
-    """Encoder with layer norms behind each half layer, for masked words; the head shares the embedding."""
+    """Encoder with a layer norm after attention and MLP, for masked words; the head shares the embedding."""
 
     seq_len: int = 512
     positions: int = 0
     """Number of rows of the table of positions; at least `seq_len` are used."""
     vocab_size: int = 30522
     dropout_percent: int = 0
-    """Share of the activations that training drops behind embeddings, attention weights and each half layer."""
+    """Percentage of activations dropped after embeddings, attention weights, attention and MLP."""
 
     def build(self, loss: str | None) -> Graph:
         """The graph."""
@@ -301,7 +301,7 @@ class Bert(Stack):
         return net.layer_norm(net.add(y, x, f"{layer}.output"), f"{layer}.output.LayerNorm", 1e-12)
 
     def _mask(self, net: Net, seen: str, scope: str) -> str:
-        """The mask of padding, made in each layer because a mask made before all layers would cross every cut."""
+        """The padding mask; each layer computes it, since one mask for all layers would cross every stage boundary."""
         y = net.op("Cast", [net.op("Unsqueeze", [seen], scope, axes=(1, 2))], scope, to="float32")
         y = net.op("Sub", [net.scalar("one", 1.0), y], scope)
         return net.op("Mul", [y, net.scalar("lowest", LOWEST)], scope)
@@ -309,14 +309,14 @@ class Bert(Stack):
 
 @dataclass(frozen=True, kw_only=True)
 class Vit(Stack):
-    """Encoder of image patches behind a class token, with layer norms before each half layer."""
+    """Encoder of image patches preceded by a class token, with a layer norm before attention and MLP."""
 
     image_size: int = 224
     patch_size: int = 16
     num_classes: int = 1000
     parallel: int = 0
-    """1 = attention and MLP read the same norm side by side, and queries and keys have norms (ViT-22B, arXiv
-    2302.05442); 0 = one behind the other."""
+    """1 = attention and MLP read the same norm in parallel, and queries and keys have norms (ViT-22B, arXiv
+    2302.05442); 0 = the MLP follows attention."""
 
     def build(self, loss: str | None) -> Graph:
         """The graph."""
@@ -344,7 +344,7 @@ class Vit(Stack):
 
 @dataclass(frozen=True, kw_only=True)
 class T5(Stack):
-    """Encoder and decoder of `layers` layers each, with relative positions; embedding and head are one (T5 1.0)."""
+    """T5 1.0: encoder and decoder of `layers` layers each, with relative positions; the head shares the embedding."""
 
     head_size: int = 64
     seq_len: int = 512
@@ -381,7 +381,11 @@ class T5(Stack):
         return self.stretched(self.stretched(graph, "encoder.block"), "decoder.block")
 
     def _bias(self, net: Net, side: str, block: str, x: str) -> str:
-        """The bias of scores by distance; each layer looks it up in one table a side, so that it crosses no cut."""
+        """The bias of attention scores by distance.
+
+        Encoder and decoder have one table each; every layer looks its bias up again, since one bias for all layers
+        would cross every stage boundary.
+        """
         length = net.shape(x)[1]
         distances = net.buffer(f"{side}.distances", length, length, dtype="int64")
         first = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias"
