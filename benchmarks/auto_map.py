@@ -4,8 +4,8 @@
 
 Auto-MAP (arXiv 2007.04069) searches operator partition, auto data parallelism and auto pipeline apart, each with a DQN.
 Prints for each model the step time that each paradigm ends with, its gap to the best of the line, and after how many
-seconds it was within 1 % of its own end; "none" where nothing that fits was found. The paper states two hours for its
-searches; its tables are not compared, since its models and devices are priced otherwise here.
+seconds it was within 1 % of the step time that it ended with; "none" means that nothing that fits was found. The paper
+states two hours for its searches. Its tables are not compared, since its models and devices have other prices here.
 """
 
 import argparse

@@ -3,11 +3,10 @@
     python benchmarks/certificates.py [--seconds 60] [--models NAME,…] [--clusters NAME,…] [--profiles FOLDER]
         [--budget 10s] [--known FILE]
 
-For each pair of `benchmarks/real_models.py`: the step time of the plan found, how far below it the bound of the shapes
-stands, how far the certificate, and how many seconds of processor time it took; then how many certificates are within
-5 and 20 %. Step times are taken from FILE, a JSON object {"model|cluster": seconds}, where it has them, and written
-there. The committed figures are in
-benchmarks/results/.
+Prints for each pair of `benchmarks/real_models.py` the step time of the plan found, how far the bound of the shapes and
+the certificate are below it, and how many seconds of processor time the certificate took. Then it prints how many
+certificates are within 5 and 20 %. If FILE, a JSON object {"model|cluster": seconds}, has the step time of a pair, it
+is taken from there; others are written there. The committed figures are in benchmarks/results/.
 """
 
 import argparse
@@ -45,7 +44,7 @@ def pair(problem: Problem, step_s: float, seconds: float) -> tuple[float, float,
 
 
 def main() -> None:
-    """Certifies all pairs, then prints how many certificates are how near."""
+    """Certifies all pairs, then prints how many certificates are near the step time."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--budget", default="10s")

@@ -4,9 +4,9 @@
                                              [--table-model llama-7b] [--tables 9] [--budget 64]
 
 First `recommend` rates every size up to --devices of every kind of device that is known, and --again of the candidates
-are searched again by `search --searcher expert`. Then --tables tables of `sweep`, of 16 cells over tensor and pipeline
-parallel each, are held against `estimate`, and one table that is searched with --budget against `search`. Any
-difference ends it with 1.
+are searched again by `search --searcher expert`. Then --tables tables of `sweep`, each of 16 cells over tensor and
+pipeline parallel degrees, are compared with `estimate`, and one table that is searched with --budget is compared with
+`search`. The exit status is 1 if anything differs.
 """
 
 import argparse

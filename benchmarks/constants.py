@@ -87,8 +87,8 @@ LIMITS = {
     "step_overhead_ms": (0.0, 20.0, 1.0),
     "send_host_ms": (0.0, 0.8, 0.3),
 }
-"""Least, most, and strength of the prior: what is the host's is held, for runs of one cluster can tell it from no other
-slowness, and a fit would lay that to the host."""
+"""Least, most, and strength of the prior. Times of the host are held at their priors: runs of one cluster cannot tell
+them from any other slowness, and a fit would explain all of it by the host."""
 SHARED = {
     "micro_batch_ms": (0.5, 0.0, 3.0, 1.0),
     "overlap_exponent": (2.2, 1.2, 6.0, 3.0),

@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--skeletons", type=int, default=25)
     parser.add_argument("--models", default=",".join(CASES))
     given = parser.parse_args()
-    # What is imported and compiled at the first call counts for no skeleton.
+    # A first call, so that no skeleton is charged for imports and compilation.
     warm = PlanSpace(Problem.build(zoo.build(WARM), parse_cluster("4xA100"), {"global_batch": 8}))
     measure(warm, 2, 2)
     for model in given.models.split(","):

@@ -2,9 +2,10 @@
 
     python benchmarks/dapple_figure12.py PROFILES [--models NAME,…] [--hosts 2,4]
 
-PROFILES is the folder of DAPPLE's profiles. Both planners plan for so many hosts of 8 V100 with NVLink and 25 Gbit/s
-between; both plans are priced by DAPPLE's latency with its rates. One line a model and cluster: speed-ups over one
-device and replicas of both plans, their ratio, and the paper's. The committed figures are in benchmarks/results/.
+PROFILES is the folder of DAPPLE's profiles. Both planners plan for 2 or 4 hosts (`--hosts`) of 8 V100 with NVLink and
+25 Gbit/s between the hosts. Both plans are priced by DAPPLE's latency with its rates. Prints a line for each model and
+cluster: the speed-ups of both plans over one device, their ratio, the paper's figures, and the replicas of both plans.
+The committed figures are in benchmarks/results/.
 """
 
 import argparse
@@ -45,7 +46,7 @@ class OneWire(NamedTuple):
 
 
 def pipedream(model, units, rates):
-    """(end, devices of each host) of the stages of PipeDream's plan, hosts and devices inside them planned in turn.
+    """(end, devices of each host) of the stages of PipeDream's plan: it plans devices inside a host first, then hosts.
 
     Its mini-batch is that of the profile, and what crosses a cut counts as in the paper.
     """

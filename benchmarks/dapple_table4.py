@@ -3,10 +3,11 @@
     python benchmarks/dapple_table4.py PROFILES [--models NAME,…] [--clusters A,B,C]
 
 PROFILES is the folder of DAPPLE's profiles; they are planned for 16 V100 in the paper's three clusters, with its
-effective rates and its formulas. One line a cell: predicted speed-up over one device, micro-batches, replicas and last
-layers of the stages, and activation communication over computation (ACR); then the paper's plan. Where the class
-differs (data parallelism, some replicated stages, or straight: no replicas), the predicted speed-up of the best plan of
-the paper's class says how far the two are apart. The committed figures are in benchmarks/results/.
+effective rates and its formulas. Prints a line for each cell of the table: the predicted speed-up over one device,
+micro-batches, replicas and last layers of the stages, and activation communication over computation (ACR); then the
+paper's plan. A plan has one of three classes: data parallelism, hybrid (some replicated stages), or straight (no
+replicas). If the two classes differ, the predicted speed-up of the best plan of the paper's class says how far the two
+are apart. The committed figures are in benchmarks/results/.
 """
 
 import argparse
@@ -108,7 +109,7 @@ def chain(profiles, model):
 
 
 def layers_of(model, units, per_replica, devices=DEVICES):
-    """The layers with micro-batches of so many times the smallest share of a replica."""
+    """The layers with micro-batches of `per_replica` times the smallest share of a replica."""
     forward, backward, crossing, parameters = units
     samples = per_replica * model.smallest
     shares = [model.smallest * math.ceil(per_replica / max(1, r)) for r in range(devices + 1)]

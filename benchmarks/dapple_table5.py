@@ -3,9 +3,13 @@
     python benchmarks/dapple_table5.py
 
 Each row is a schedule with a number of micro-batches of 2 samples, on two hosts of one V100 with 25 Gbit/s between.
-Columns: samples a second and the mean peak memory of both devices in GB as the paper measured them; the same worked out
-from what DAPPLE's authors published beside the table (times of BERT-Large, memory of its activations, 16 bytes of state
-a parameter), with our schedules; and by our own price, which knows nothing of them, over its value in the first row.
+There are three groups of columns, each with samples a second and the mean peak memory of both devices in GB:
+
+- as the paper measured them;
+- computed with our schedules from what DAPPLE's authors published beside the table (times of BERT-Large, memory of its
+  activations, 16 bytes of state a parameter);
+- by our own price, which uses none of these numbers, divided by its value in the first row.
+
 Two numbers are taken from the table itself, and are marked with * below: what a step takes besides its passes, from the
 first row, and what a micro-batch keeps under recomputation, from two rows. The committed figures are in
 benchmarks/results/.
@@ -55,9 +59,10 @@ ROWS = (
 )
 SAMPLES = 2
 FORWARD_S, BACKWARD_S = 0.077, 0.129
-"""Of 24 layers and 2 samples: BERT-Large in the authors' `analysis_dapple.py`. A stage of BERT-48 has as many."""
+"""Seconds of 24 layers with 2 samples: BERT-Large in the authors' `analysis_dapple.py`. A stage of BERT-48 has as many
+layers."""
 SEND_S = 4.325e6 / 0.8e9
-"""What crosses the cut (`bert-48-pbs-2`) at the authors' rate between hosts of configuration B."""
+"""Seconds to send what crosses the cut (`bert-48-pbs-2`) at the authors' rate between hosts of configuration B."""
 SAVED = SAMPLES * 1736689664.0
 """Bytes of activations of 24 layers and 2 samples, from the settings of the authors' planner for BERT-24."""
 STATE = 640e6 / 2 * 16.0

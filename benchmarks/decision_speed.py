@@ -3,11 +3,11 @@
     python benchmarks/decision_speed.py [SECONDS] [--problems WORD] [--warm-up 1] [--network]
 
 Many episodes run side by side and take random legal actions, or with `--network` those of the pretrained network, whose
-own time is not counted. Random plans have little in common; of those of the network most parts have been priced before.
-A decision is one step of one episode with its reward, the bounds of all its legal values, and the observation of an
-agent; slots with one legal value are not counted. Time is processor time. Prints one line a problem and environment:
-decisions a second, microseconds of a decision in stepping and in observing, legal values a decision, and the mean
-return of an episode.
+own time is not counted. Random plans have little in common, whereas most parts of the network's plans have been priced
+before. A decision is one step of one episode with its reward, the bounds of all its legal values, and the observation
+of an agent; slots with one legal value are not counted. Time is processor time. Prints one line a problem and
+environment: decisions a second, microseconds of a decision in stepping and in observing, legal values a decision, and
+the mean return of an episode.
 """
 
 import argparse
@@ -103,8 +103,8 @@ def measure(
 def main() -> None:
     """Measures every environment on every problem."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("seconds", nargs="?", type=float, default=2.0, help="of the processor, for each line")
-    parser.add_argument("--problems", default="", help="a word in the names of those that are measured")
+    parser.add_argument("seconds", nargs="?", type=float, default=2.0, help="processor time for each line")
+    parser.add_argument("--problems", default="", help="measure only problems with this word in their name")
     parser.add_argument("--warm-up", type=float, default=WARM_UP_S, help="seconds before each measurement")
     parser.add_argument("--network", action="store_true", help="actions of the pretrained network, with Gumbel noise")
     asked = parser.parse_args()

@@ -2,11 +2,11 @@
 
     python benchmarks/dqn_ablation.py [--evaluations 1000] [--seeds 2] [--problems 26-67] [--variants NAME,NAME]
 
-Enumerable problems of `benchmarks/problems.py`, each with every seed; by default pipeline and hybrid problems: on
-sharding problems some ten plans suffice, whatever is left out. A run ends where it has reached the known optimum, which
-only saves time. Prints for each variant the share of runs that end within 1 % of the optimum and on it, and the median
-of the evaluations to either (runs that never get there count as infinitely many). A run in which nothing fits counts as
-a gap of 100 %.
+Each variant searches enumerable problems of `benchmarks/problems.py`, each with every seed. By default these are
+pipeline and hybrid problems: on sharding problems some ten plans suffice, whatever is left out. A run ends as soon as
+it has reached the known optimum, which only saves time. Prints for each variant the share of runs that end within 1 %
+of the optimum and on it, and the median of the evaluations to either (runs that never get there count as infinitely
+many). A run in which nothing fits counts as a gap of 100 %.
 """
 
 import argparse
@@ -72,9 +72,9 @@ class BlindToCompletions(MaskedDQN):
 
 PLAIN = Hyperparameters()
 WITHOUT_TREE = "without tree"
-"""Plans may come twice, and decisions be taken whose bound says that they cannot win."""
+"""In this variant, plans may come twice, and decisions may be taken although their bound says that they cannot win."""
 WITH_NETWORK = "begins with the network"
-"""Begins with the network that comes with the package."""
+"""This variant begins with the network that comes with the package."""
 VARIANTS: dict[str, tuple[type[MaskedDQN], type[Episodes], Hyperparameters]] = {
     "from scratch": (MaskedDQN, Episodes, PLAIN),
     WITH_NETWORK: (MaskedDQN, Episodes, PLAIN),

@@ -5,16 +5,16 @@
 
 Three parts, each a table with one line a problem and then a summary:
 
-- alone: the gap of the plan that `dqn` finds in so many seconds to the best plan known, for every seed. With it, the
-  plans that it has priced and the completions that it has looked at.
-- transfer: plans that it prices until one is within 1 % of the best known one, and the same of `dqn-from-scratch`, in
-  the median over seeds; `-` where more than half of the runs do not get there in so many seconds. Without the part
-  alone, searches end when they are there.
-- portfolio: the gap of the portfolio with so many evaluations, of the same with a network that has learnt nothing, and
-  of the same without a network, so that nothing is proposed.
+- alone: for every seed, the gap to the best plan known of the plan that `dqn` finds in the given seconds. Beside it,
+  the plans that it has priced and the completions that it has looked at.
+- transfer: the number of plans that `dqn` prices until one is within 1 % of the best plan known, and the same for
+  `dqn-from-scratch`, in the median over seeds; `-` if more than half of the runs do not get there in the given seconds.
+  If the part alone is not asked for, searches end when they are there.
+- portfolio: the gap of the portfolio with the given evaluations, of the same with a network that has learnt nothing,
+  and of the same without a network, so that nothing is proposed.
 
-The best plan known is kept in a file, see `benchmarks/network_gap.py`; what is faster is not written back. Seconds of
-the DQN are of processor time of its process, so that other work on the machine changes nothing.
+The best plan known is kept in a file, see `benchmarks/network_gap.py`; a faster plan is not written back. The seconds
+of the DQN are processor time of its process, so that other work on the machine changes nothing.
 """
 
 import argparse
@@ -58,7 +58,7 @@ NEAR = 0.01
 
 
 def searched(problem: Problem, seconds: float, seed: int, *, pretrained: bool, enough_s: float = 0.0) -> Incumbent:
-    """A search of the DQN alone, which ends early where a plan takes at most `enough_s`."""
+    """A search of the DQN alone, which ends early if a plan takes at most `enough_s`."""
     found: list[Incumbent] = []
     incumbent = Incumbent(
         PlanSpace(problem),
@@ -68,7 +68,7 @@ def searched(problem: Problem, seconds: float, seed: int, *, pretrained: bool, e
         clock=time.process_time,
     )
     grid = price_grid(incumbent, charged=False)
-    # Counted are the plans of the DQN; what the search opens with counts as none.
+    # Only plans of the DQN are counted, not those that the search begins with.
     incumbent.evaluations, incumbent.searcher = 0, "dqn"
     incumbent.improvements = [(0, when, reached) for _, when, reached in incumbent.improvements]
     found.append(incumbent)
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--evaluations", type=int, default=500)
-    parser.add_argument("--only", default="", help="a word in the names of the problems")
+    parser.add_argument("--only", default="", help="only problems with this word in their name")
     parser.add_argument("--parts", default="alone,transfer,portfolio")
     parser.add_argument("--known", type=Path, default=Path(__file__).parent / "best_known.json")
     parser.add_argument("--search", default="60s", help="budget of the portfolio where no plan is known")
@@ -114,7 +114,7 @@ def main() -> None:
         best_s = known.best_s(name, space, template_s)
         line, near_s = [], (1.0 + NEAR) * best_s
         if "alone" in parts or "transfer" in parts:
-            # What a search finds behind the first near plan counts for its gap alone.
+            # What a search finds after the first near plan counts only for its gap.
             enough_s = 0.0 if "alone" in parts else near_s
             runs = [searched(problem, given.seconds, seed, pretrained=True, enough_s=enough_s) for seed in seeds]
         if "alone" in parts:

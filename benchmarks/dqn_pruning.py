@@ -70,7 +70,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--evaluations", type=int, default=8000)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--models", default="", help="a word in the names of the problems")
+    parser.add_argument("--models", default="", help="only problems with this word in their name")
     asked = parser.parse_args()
     print(f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores; {asked.seeds} seeds")
     ratios = []

@@ -3,15 +3,15 @@
     python benchmarks/equality.py [WORD]
 
 Each plan runs on one to four real processes (gloo) in float32; so does the same graph in one process, micro-batch by
-micro-batch. The optimizer is Adam, of networks with batch normalisation SGD. Errors are relative: of a loss to itself,
-of a gradient to the larger of its own maximum and 1e-3 of the largest gradient. None may exceed 1e-4. Statistics of
-batch normalisation are those of a micro-batch (`synchronized`), or of the same parts of it in one process as on the
-ranks (`local`).
+micro-batch. The optimizer is Adam, or SGD for networks with batch normalisation. Errors are relative: the error of a
+loss to the loss, the error of a gradient to the larger of its own maximum and 1e-3 of the largest gradient. None may
+exceed 1e-4. Statistics of batch normalisation are those of a micro-batch (`synchronized`), or, in one process, those of
+the same parts of it as on the ranks (`local`).
 
-Plans in bf16 cannot be equal to one process: sums of eight bits depend on their order. Of them the losses may be 2e-2
-from those of one process in float32, and the gradients at most twice as far from its gradients as those of one process
-in bf16 are, which is printed beside them; they are counted apart. Only plans with WORD in their name are run if one is
-given. Fails if any plan is wrong.
+Plans in bf16 cannot be equal to one process: sums of eight bits depend on their order. Their losses may be off by 2e-2
+from those of one process in float32. Their gradients may be at most twice as far from its gradients as those of one
+process in bf16 are; that error is printed beside theirs. Plans in bf16 are counted apart. If WORD is given, only plans
+with this word in their name are run. Fails if any plan is wrong.
 """
 
 import argparse
@@ -31,9 +31,10 @@ from runtime_ranks import difference, errors, expert_plan, make_problem, referen
 
 LIMIT = 1e-4
 BF16_LIMIT = 2e-2
-"""Of the loss: bf16 keeps eight bits, 4e-3; errors of some hundred roundings add up."""
+"""Largest error of a loss in bf16: a number keeps eight bits, 4e-3, and errors of some hundred roundings add up."""
 BF16_GRADIENTS = 2.0
-"""Over the error of one process in bf16: its roundings and those of the plan are about as large and independent."""
+"""Largest error of gradients in bf16, over that of one process in bf16: the roundings of both are about as large, and
+independent."""
 RANKS, STEPS = 4, 10
 """Processes, and optimizer steps before the last loss."""
 ZB = (("schedule", "zb1p"),)
@@ -178,7 +179,7 @@ def in_halves(case):
 def main():
     """Runs all plans in one set of processes."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("word", nargs="?", default="", help="in the names of the plans that are run")
+    parser.add_argument("word", nargs="?", default="", help="run only plans with this word in their name")
     word = parser.parse_args().word
     torch.set_num_threads(1)
     start = time.perf_counter()

@@ -7,10 +7,10 @@ For each pair of a model and a cluster, and each seed, a portfolio searches a co
 budgets in evaluations. `levels`: in the coarser space a pipeline rank has one recompute mode for all of its units (the
 pruning rule `one_mode_a_rank`). `uneven-shards`: every dim that is split divides by its ranks. `branches`: measured
 layers of residual networks (PipeDream's profiles, from FOLDER) are hardly cut inside blocks, in pipelines of single
-devices. `half-layers`: what is not built, pipelines that are cut also inside repeated blocks, wherever one tensor
+devices. `half-layers`: pipelines that AutoMAP does not offer are cut also inside repeated blocks, wherever one tensor
 crosses (between attention and MLP); under recomputation each part keeps its input there. Prints both step times in the
-mean over the seeds, how much faster the second is, the spread of the seeds, the fullest device, and the
-fastest plan. The committed figures are in benchmarks/results/.
+mean over the seeds, how much faster the second is, the spread of the seeds, the share of its memory that the fullest
+device uses, and the fastest plan. The committed figures are in benchmarks/results/.
 """
 
 import argparse
@@ -90,7 +90,7 @@ PAIRS = {"levels": MEMORY_BINDS, "uneven-shards": ODD_VOCABULARY, "branches": RE
 PROFILED_BATCH = 64
 """Samples of the mini-batches of PipeDream's profiles."""
 BETWEEN_BLOCKS = 1 / 8
-"""Share of the measured time between two cuts of less with which hardly any residual block is cut inside."""
+"""`MIN_CUT_SHARE` of the coarser space: with it, hardly any residual block is cut inside."""
 
 
 def searched(problem: Problem, budget: Budget, seed: int, choice: str, *, finer: bool) -> SearchResult | None:
@@ -120,7 +120,7 @@ def _each(kinds: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def fullest(plan: Plan) -> float:
-    """Share of its memory that the fullest device uses, of what a plan may use."""
+    """Share of the memory which a plan may use that the fullest device uses."""
     assert plan.estimate is not None
     return max(rank.total / (rank.capacity - rank.reserve) for rank in plan.estimate.memory_bytes)
 
@@ -166,7 +166,7 @@ def main() -> None:
     parser.add_argument("choice", nargs="?", choices=tuple(PAIRS), default="levels")
     parser.add_argument("--evaluations", type=int, default=1500)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--pairs", default="", help="a word in the model or the cluster")
+    parser.add_argument("--pairs", default="", help="only pairs with this word in the model or the cluster")
     parser.add_argument("--profiles", type=Path, default=Path("../data/profiles/pipedream"))
     asked = parser.parse_args()
     profiles = asked.profiles if asked.choice == "branches" else None

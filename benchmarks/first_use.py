@@ -5,8 +5,8 @@
 Without --installed it clones this checkout, and the tutorial's own commands make a clean environment there and install
 AutoMAP into it: first what planning needs, later what a model of one's own and its training need. The first plan is for
 a model that AutoMAP knows, the second for one's own. The kernels are compiled anew. With --installed the commands of
-this environment are used and the installation is left out, as the tests do. What the tutorial shows must be what is
-printed, line by line; a line may end in `…`, and others may be left out. The transcript goes to the standard output.
+this environment are used and the installation is left out, as the tests do. Each line that the tutorial shows must be
+printed; it may end in `…`, and the tutorial may leave out lines. The transcript goes to the standard output.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def steps(page: str) -> list[tuple[str, str, str]]:
 
 
 def lacking(shown: str, printed: str) -> list[str]:
-    """The lines of what is shown that are not printed."""
+    """The lines that are shown but not printed."""
     printed = " ".join(printed.split())
     return [line for line in shown.splitlines() if " ".join(line.split()).removesuffix("…").rstrip() not in printed]
 

@@ -2,15 +2,16 @@
 
     python benchmarks/fit_trainers.py [published_runs.json] [--write] [--processes 1] [--only NAME,NAME]
 
-(a) priors: every constant where its fit begins; (b) blocks of runs (model and number of GPUs) left out, five parts in
-turn, and whole groups left out; (c) fitted to all. Every fit begins at the priors and runs until a step gains next to
-nothing. What is fitted is the price itself, through the data that it reads; which constants, says
-`benchmarks/constants.py`. --write puts those of (c) and the bands into automap/data.
+The three ways are: (a) priors: every constant has the value where its fit begins; (b) blocks of runs (model and number
+of GPUs) are left out, five parts in turn, and then whole groups; (c) constants are fitted to all runs. Every fit begins
+at the priors and runs until a step gains next to nothing. The price itself is fitted, through the data that it reads;
+`benchmarks/constants.py` lists the constants. --write puts those of (c) and the bands into automap/data.
 
-The band of a trainer is what its user on another cluster sees: of the runs of each group, left out as a whole, the
-error that 80 % stay below, groups counting alike. Of a trainer with runs in one group alone nothing is known then but
-priors; its band is no less than that of all trainers together. Networks with convolutions count for a band of their
-own. Routed experts add to the band of a trainer what 80 % of the runs with experts need.
+The band of a trainer says how large errors are for its user on another cluster: each group of runs is left out as a
+whole, and 80 % of the runs have errors below the band, where all groups count alike. If a trainer has runs in only one
+group, nothing but priors is known of it then; its band is no less than that of all trainers together. Networks with
+convolutions count for a band of their own. Routed experts add to the band of a trainer what 80 % of the runs with
+experts need.
 
 --only fits the named constants alone, with all others at their values in automap/data, and leaves the bands as they
 are: for a constant that has become one of its own, such as the clock of a new device.
@@ -82,7 +83,7 @@ def blocks(rows: list[PricedRun]) -> list[object]:
 
 
 def band(fleet: Fleet, left_out: Floats, mine: list[bool]) -> tuple[float, int, int]:
-    """The error that INSIDE of some runs stay below, groups counting alike; how many runs and how many groups count.
+    """The error below which the share INSIDE of some runs stay, where groups count alike; numbers of runs and groups.
 
     The error is a share of the price, as the band of an estimate is: what is priced at half its time is off by 100 %.
 
@@ -229,7 +230,7 @@ def main() -> None:
     options = asked(
         __doc__,
         "published_runs.json",
-        ("--processes", 1, "that fit at the same time"),
+        ("--processes", 1, "processes that fit at the same time"),
         ("--only", "", "constants to fit, with commas between them; all if empty"),
     )
     rows, unpriced = [], defaultdict(int)
@@ -238,7 +239,7 @@ def main() -> None:
             rows.append(PricedRun(run))
         except Unpriced as fault:
             unpriced[f"{run.group}: {fault}"] += 1
-    # Runs of trainers that the price does not know are priced as those of any, and say nothing of it.
+    # Runs of unknown trainers are priced as `generic`, so they say nothing about any trainer.
     rows = [f for f in rows if f.problem.trainer.name != "generic"]
     for why, count in unpriced.items():
         print(f"{count:4} not priced, {why}")

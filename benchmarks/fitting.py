@@ -74,7 +74,7 @@ def fit(
         ridge: how strongly each constant, in units of its own size, is held at its start.
         touched: the rows that each constant can change; None = all.
         converged: the fit is done when a step lowers the sum by less than this share of it.
-        on_step: told of each step and the sum behind it.
+        on_step: called after each step, with its number and the sum.
     """
     scale = np.maximum(np.maximum(np.abs(start), 0.02 * (high - low)), 1e-9)
     x = start.astype(float).copy()

@@ -60,7 +60,7 @@ class Fleet:
         return np.array([value[name] for name in self.at])
 
     def free_only(self, names: Sequence[str]) -> None:
-        """From now on fits hold every constant at its value of today, but those of these names.
+        """From now on, fits hold every constant at its value of today, except for those of these names.
 
         Raises:
             ValueError: there is no such constant.
@@ -109,7 +109,7 @@ class Fleet:
     def predict(self, x: Floats, rows: Rows = EVERY) -> Floats:
         """Seconds of some of the runs."""
         wanted = np.arange(len(self.rows))[rows]
-        # Every fit begins at the priors, and moves them one by one: this is priced once for all fits.
+        # Every fit begins at the priors and changes them one by one: these prices are computed once for all fits.
         if np.count_nonzero(x != self.prior) > 1:
             return self._priced(x, wanted)
         known = self._near_priors.setdefault(x.tobytes(), np.full(len(self.rows), np.nan))
@@ -172,7 +172,7 @@ class Fleet:
 
 
 def too_fast(f: PricedRun) -> bool:
-    """Whether the products alone would need more than 75 % of the peak: then the printed batch is another."""
+    """Whether the products alone would need more than 75 % of the peak: then the published batch cannot be right."""
     problem = f.problem
     flops = sum(op.forward_flops.at(1) + op.backward_flops.at(1) for op in problem.graph.operators)
     peak = problem.cluster.num_devices * problem.cluster.device(0).flops(problem.precision)

@@ -3,11 +3,12 @@
     python benchmarks/generated_pairs.py FIRST-LAST [--budget 4000] [--planner-budget 10s] [--memory 1]
                                          [--fix FIELD=VALUE,…] [--planners NAME,…] [--profiles FOLDER]
 
-Problems are those of the generator (`agents.learning.problems`) with seeds FIRST to LAST, whose devices have a share of
-their memory; with --profiles, each layer profile below FOLDER in turn takes the place of the model. Decisions can be
-fixed for all: `--fix schedule=1f1b,virtual_stages=1` leaves ordinary pipelines. For each problem prints the step time
-of the portfolio and those of the planners over it: below 1, the planner wins. At the end stands how often the portfolio
-is slower than one, and by how much at most. The committed figures are in benchmarks/results/.
+Problems are those of the generator (`agents.learning.problems`) with seeds FIRST to LAST. Their devices have the share
+`--memory` of their memory. With --profiles, each layer profile below FOLDER in turn takes the place of the model.
+Decisions can be fixed for all: `--fix schedule=1f1b,virtual_stages=1` leaves ordinary pipelines. For each problem
+prints the step time of the portfolio, and those of the planners as multiples of it: below 1, the planner wins. At the
+end it prints on how many problems the portfolio is slower than a planner, and by how much at most. The committed
+figures are in benchmarks/results/.
 """
 
 import argparse
@@ -65,7 +66,7 @@ def main() -> None:
     """One line a problem, then the sums."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("seeds", metavar="FIRST-LAST")
-    parser.add_argument("--budget", default="4000", help="of the portfolio")
+    parser.add_argument("--budget", default="4000", help="budget of the portfolio")
     parser.add_argument("--planner-budget", default="10s")
     parser.add_argument("--memory", type=float, default=1.0, help="share of the devices' memory")
     parser.add_argument("--fix", default="")

@@ -1,11 +1,11 @@
-"""Simulated against really run: 4 "machines" of this host that send real bytes over loopback sockets at limited rates.
+"""Simulations against real runs: 4 "machines" of this host send real bytes over loopback sockets at limited rates.
 
     python benchmarks/gnn_loopback.py [--placements 7] [--iterations 5] [--seed 0] [--by-kernel]
 
 Placements of all kinds, from random to searched, run under every schedule. Shows the error of the simulated makespan
 and Spearman's rank correlation of simulated and measured. With `--by-kernel` the machines are network namespaces, whose
-interfaces `tc` limits. Transfers take some milliseconds to some hundred, so
-that what a process needs to wake up (about a millisecond) does not decide.
+interfaces `tc` limits. Transfers take from some milliseconds to some hundred milliseconds, so that the time in which a
+process wakes up (about a millisecond) does not decide.
 """
 
 from __future__ import annotations

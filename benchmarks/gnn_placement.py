@@ -1,4 +1,4 @@
-"""Placements and schedules of distributed GNN training: ours against simple rules, against the bound, the optimum.
+"""Placements and schedules of distributed GNN training: ours against simple rules, the bound and the optimum.
 
     python benchmarks/gnn_placement.py [--seconds 3] [--cells 54] [--small 200] [--dqn 20] [--large 64]
 

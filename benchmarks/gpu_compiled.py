@@ -2,12 +2,12 @@
 
     python benchmarks/gpu_compiled.py FOLDER [NAME ...] [--shrink 1]
 
-First a cross-entropy of scores in bf16, eager and compiled: its time, and what it holds at the peak beside the scores
-and what came before. Then steps of models that `gpu_steps.py prepare FOLDER` made: weights in bf16, each block and the
-loss compiled, a fused optimizer, as TorchTitan runs them on one device. Kernels are told apart by their names:
-products, attention, what torch.compile fused (triton), the optimizer, and others; each with its milliseconds and its
-launches. `--shrink` divides the sizes of the loss, to try the script without a GPU, where nothing is fused. The
-committed figures are in benchmarks/results/.
+First it measures a cross-entropy of scores in bf16, eager and compiled: its time, and what it holds at the peak beside
+the scores and what came before. Then it measures steps of models that `gpu_steps.py prepare FOLDER` made: weights in
+bf16, each block and the loss compiled, a fused optimizer, as TorchTitan runs them on one device. Kernels are sorted by
+their names into products, attention, what torch.compile fused (triton), the optimizer, and others. Each kind is printed
+with its milliseconds and its launches. `--shrink` divides the sizes of the loss, to try the script without a GPU, where
+nothing is fused. The committed figures are in benchmarks/results/.
 """
 
 from __future__ import annotations

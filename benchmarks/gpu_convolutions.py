@@ -241,14 +241,14 @@ def measure(file: Path, networks: Collection[str], shrink: int) -> None:
 PRECISIONS = {"bf16": "half", "bf16 channels last": "half", "tf32": "tf32", "tf32 channels last": "tf32"} | {
     "fp32": "fp32"
 }  # fmt: skip
-"""Ways that are priced -> the precision of their rates. With channels first, tensor cores convert images: what that
-costs is not part of the convolution's price."""
+"""Ways that are priced -> the precision of their rates. With channels first, tensor cores convert images; the cost of
+this is not part of the convolution's price."""
 CONVERTED = (("bf16", "dense"), ("tf32", "dense"))
 """Ways and classes of kernels for which images are converted."""
 PASSES = ("forward", "input", "weight")
 DEVICE = "H200-141GB"
 LEAST_S = 60e-6
-"""A shorter mean is that of launches."""
+"""If the mean is shorter than this, the launches decide it, and it is not used."""
 SHARES = np.geomspace(0.002, 2.0, 400)
 """The rates that are tried."""
 OLDER_FP32 = 1.15
@@ -273,7 +273,7 @@ def class_of(shape: Shape, way: str) -> str:
 
 @functools.cache
 def hardware_of(way: str) -> Record:
-    """What the price knows of an H200 in the precision of a way, at the clock that it keeps for a moment."""
+    """What the price knows of an H200 in the precision of a way, at the clock that it reaches in a short run."""
     precision = {"half": "bf16"}.get(PRECISIONS[way], PRECISIONS[way])
     cluster = parse_cluster("1xH200")
     devices = {name: replace(kind, sustained_clock=1.0) for name, kind in cluster.devices.items()}

@@ -1,4 +1,4 @@
-"""Rates of kernels on one GPU of this host that the price of eager PyTorch rests on, and the kernels of whole steps.
+"""Rates of kernels on one GPU of this host, on which the price of eager PyTorch rests, and kernels of whole steps.
 
     python benchmarks/gpu_kernels.py [FOLDER NAME ...] [--shrink 1]
 

@@ -41,7 +41,7 @@ from ir.onnx.load import load_model
 WAYS: Mapping[str, tuple[str, int]] = {"ddp": ("ddp", 0), "fsdp": ("fsdp", 3), "compiled": ("torchtitan", 3)}
 """Way -> the trainer that prices it, and its ZeRO stage where there are several ranks."""
 FEWEST_BLOCKS = 3
-"""A list of fewer modules than this is no list of blocks."""
+"""Least number of modules of a list that counts as the list of blocks."""
 SMALLER = {"llama-1b": 1, "gpt2": 8, "bert-large": 8, "qwen2-0.5b": 2, "gpt2-xl": 2, "vit-large": 32}
 """Micro-batches where several ranks share the memory of the GPU."""
 

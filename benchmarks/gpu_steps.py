@@ -119,9 +119,9 @@ CASES: Mapping[str, Case] = {
 WAYS = ("plain", "modules", "graph")
 TRAINERS = {"plain": "ddp", "modules": "automap-modules", "graph": "automap"}
 LARGE = 5e8
-"""Parameters from which on a model is trained by a plain loop alone: the runtime makes its values on the CPU."""
+"""A model with more parameters is trained by a plain loop only, since the runtime makes its values on the CPU."""
 WARM_UP_STEPS, STEPS, STEPS_S = 3, 12, 2.5
-"""Steps before the measured ones; the most of these, and the seconds after which no further one begins."""
+"""Steps before the measured ones; most measured steps; and the seconds after which no further one begins."""
 LOW = {"bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -248,7 +248,7 @@ def plain(case: Case, folder: Path, device: Any) -> dict[str, Any]:
 
 
 def plain_step(case: Case, folder: Path, device: Any) -> Callable[[], None]:
-    """A step of it."""
+    """A step of a loop of PyTorch."""
     import torch
 
     module, drawn, labels, loss = built(case, folder, device)

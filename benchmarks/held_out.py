@@ -2,14 +2,15 @@
 
     python benchmarks/held_out.py [published_runs.json]
 
-A quick form of the last column (b) of `benchmarks/fit_trainers.py`: every fit is one Gauss-Newton step from the
-constants of automap/data, inside their bounds, and all fits share the derivatives. It takes minutes where fits to the
-end take hours. The group is then priced in full with the constants that the others give.
+This is a quick form of the last column (b) of `benchmarks/fit_trainers.py`: every fit is one Gauss-Newton step from the
+constants of automap/data, inside their bounds, and all fits share the derivatives. It takes minutes; complete fits take
+hours. The group is then priced in full with the constants that the others give.
 
-`stated` is the share of its runs inside the band that an estimate states today. The band of a trainer was chosen by the
-errors of all its groups, this one among them; `blind` is the share inside a band that was chosen without it, from the
-other groups of the trainer, or from all other groups where it has none. The second table has the band that each trainer
-states, and the one that the left-out groups of today need, without what experts and unmeasured devices add.
+`stated` is the share of its runs inside the band that an estimate states today. This band of a trainer was chosen by
+the errors of all its groups, this one included. `blind` is the share inside a band that was chosen without this group:
+from the other groups of the trainer, or from all other groups if the trainer has no others. The second table has the
+band that each trainer states, and the band that the left-out groups of today need, without what experts and unmeasured
+devices add.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def without(fleet: Fleet, today: Floats, slopes: Floats, errors: Floats, out: Ma
     def moved(x: Floats) -> Floats:
         return np.where(logs, np.log(np.where(logs, x, 1.0)), x)
 
-    # What no other run tells keeps its prior, as in a fit that begins there.
+    # A constant of which the other runs say nothing keeps its prior, as in a fit that begins there.
     held = np.sqrt(fleet.hold) / np.maximum(np.abs(fleet.prior), 0.02 * (fleet.high - fleet.low))
     begin = found = moved(today)
     slopes = slopes * np.where(logs, today, 1.0)

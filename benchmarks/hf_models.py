@@ -42,7 +42,7 @@ MODELS = {
 }
 """Name: (class, what differs from the defaults of its configuration)."""
 LARGE = ("llama-70b", "qwen3-next")
-"""Those whose training takes more devices."""
+"""Models whose training takes more devices."""
 
 
 def plan(name: str, folder: Path, budget: str) -> bool:

@@ -2,8 +2,8 @@
 
     python benchmarks/import_limits.py [WORD]
 
-Every bomb of tests/ir/hostile.py goes through the sandbox, or those with WORD in their name. Times hold the start of
-the interpreter and its imports, given first. The committed figures are in benchmarks/results/.
+Every bomb of tests/ir/hostile.py, or each with WORD in its name, goes through the sandbox. Times include the start of
+the interpreter and its imports, which is printed first. The committed figures are in benchmarks/results/.
 """
 
 import argparse
@@ -23,7 +23,7 @@ MIB = 1 << 20
 HOSTILE = Path(__file__).resolve().parents[1] / "tests" / "ir" / "hostile.py"
 
 CHILD = (sys.executable, "-P", "-c", "import sys, ir.onnx.sandbox as s; s.answer(sys.stdin.buffer, sys.stdout.buffer)")
-"""One child that is not forked, so that all its memory and time are its own."""
+"""The command of a child that is not forked, so that all its memory and time are its own."""
 # A process starts its life with its parent's peak memory: the child is started by a small one.
 MEASURE = """
 import json, os, subprocess, sys, time
@@ -81,7 +81,7 @@ def hostile():
 def main() -> None:
     """Prints one line for each hostile file."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("word", nargs="?", default="", help="in the names of the bombs")
+    parser.add_argument("word", nargs="?", default="", help="only bombs with this word in their name")
     word = parser.parse_args().word
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}")
     module = hostile()

@@ -1,4 +1,4 @@
-"""Published layer profiles (PipeDream's text format): how long they take to read, what they hold, where they cut.
+"""Published layer profiles (PipeDream's text format): how long reading them takes, and how many units they have.
 
     python benchmarks/import_profiles.py [FOLDER]
 

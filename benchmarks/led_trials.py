@@ -4,9 +4,10 @@ price.
     python benchmarks/led_trials.py [--trials 12] [--evaluations 1900] [--only WORD] [--host WORD]
 
 A host is a problem with other constants, or with a factor on some plans; a trial is a call of its price. For each
-problem and host it prints how much slower than the best plan of the host the best of 3, 6 and so on trials is: of the
-list of the best plans that are unlike each other, as it was tried before trials were led, and of the plans that the DQN
-proposes. The best plan of a host is the fastest that a portfolio finds which knows the host, or that was tried.
+problem and host it prints how much slower the best of 3, 6 and 12 trials is than the best plan of the host. It does so
+for two kinds of trials: those of a list of the best plans that are unlike each other, as trials were before the DQN led
+them, and those of the plans that the DQN proposes. The best plan of a host is the fastest of all plans that were tried
+and that portfolios found which know the host.
 """
 
 import argparse

@@ -2,9 +2,10 @@
 
     python benchmarks/memory_band.py [published_runs.json] [--write]
 
-A run exceeds a confidence if it needed more than the smallest device has on which it would be said to fit with it; the
-spread of its trainer is then that without the runs of its model in its source. A run is refused if it ran on its
-device, and is said to fit there with less than the confidence. --write puts the spreads into automap/data.
+A run exceeds a confidence if it needed more memory than the smallest device has on which it is said to fit with this
+confidence. For this, the spread of its trainer is computed without the runs of its model in its source. A run is
+refused if it ran on its device, but is said to fit there with a lower probability than the confidence. --write puts the
+spreads into automap/data.
 """
 
 from __future__ import annotations

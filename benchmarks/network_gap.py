@@ -4,14 +4,14 @@
                                      [--only WORD] [--untrained]
 
 The problems are generated ones of held-out families and sizes, and real models of the zoo, none of which is trained on.
-For each it prints the gap to the best plan known of the best template, of the best improved template
-(`agents/planners/template_improvement.py`), of the network's first plan (no sampling) and of the best of so many
-proposals, in the mean over seeds, and the seconds that all this took after the templates. Seconds are processor time,
-also those that end the improvement of templates, so that other work on the host changes little.
+For each problem it prints four gaps to the best plan known, in the mean over seeds: those of the best template, of the
+best improved template (`agents/planners/template_improvement.py`), of the network's first plan (no sampling), and of
+the best of all proposals. It also prints the seconds that all this took after the templates. Seconds are processor
+time, also those that limit the improvement of templates, so that other work on the host changes little.
 
-The best plan known is the fastest that the portfolio found with the budget of `--search`, here or earlier, or that the
-network found. They are kept in a file and priced again. Of some only the price is known: these are searched again where
-the best template has another price than it had then.
+The best plan known is the fastest that the portfolio found with the budget of `--search`, now or earlier, or that the
+network found. The best plans are kept in a file and priced again. Of some only the price is known: their problems are
+searched again if the best template has another price than it had then.
 """
 
 import argparse
@@ -192,7 +192,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--known", type=Path, default=Path(__file__).parent / "best_known.json")
     parser.add_argument("--search", default="20s", help="budget of the portfolio where no plan is known")
-    parser.add_argument("--only", default="", help="a word in the names of the problems that are planned")
+    parser.add_argument("--only", default="", help="only problems with this word in their name")
     parser.add_argument("--untrained", action="store_true", help="judge a network that has learnt nothing")
     given = parser.parse_args()
     network = UNTRAINED if given.untrained else read_network(NETWORK)

@@ -8,9 +8,10 @@ with links of one byte a second and no latency.
 
 The second table schedules eight stages on eight V100s with 32 micro-batches. An actor runs whenever its inputs are
 there and a register is free for its output (arXiv 2110.15032, section 5), so registers decide how far a rank runs
-ahead. The orders that actors find are priced and run as explicit orders. "Copies apart": transfers go on beside the
-ranks, as between OneFlow's actors, each a tenth of the passes before it; our price holds a rank while it sends. Memory
-is that of the fullest rank. The committed figures are in benchmarks/results/; docs/planners.md shows them.
+ahead. The orders that actors find are priced and run as explicit orders. "Copies apart" means that transfers run beside
+the ranks, as between OneFlow's actors, and each takes a tenth of the passes before it; in our price, a rank waits while
+it sends. Memory is that of the fullest rank. The committed figures are in benchmarks/results/; docs/planners.md shows
+them.
 """
 
 import argparse

@@ -1,10 +1,10 @@
 """Predicted against measured steps and memory of many plans of one model on this host, and what three trials correct.
 
-The host is profiled, then every plan is priced, then all plans are run in the same two processes, taking turns, so that
-whatever else the host does slows all of them alike; of each the median step counts, as in the profile and in a trial.
-Printed are both times and both peaks of memory of each plan, how far the middle half of its steps is apart, the rank
-correlation of the times, the error on the other plans after a calibration by trials of three, and what other processes
-had of the cores while the host was profiled and while the plans ran.
+First the host is profiled, then every plan is priced. Then all plans are run in the same two processes and take turns,
+so that whatever else the host does slows all of them alike. Of each plan the median step counts, as in the profile and
+in a trial. The script prints for each plan both times, both peaks of memory, and how far the middle half of its steps
+is apart. It also prints the rank correlation of the times, the error on the other plans after a calibration by trials
+of three plans, and the share of the cores that other processes had while the host was profiled and while the plans ran.
 
     python benchmarks/order_of_runs.py [--cluster FILE] [--model MODEL] [--rounds N]
 """

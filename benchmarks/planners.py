@@ -4,15 +4,17 @@
                                   [--planners NAME,…] [--profiles FOLDER] [--seeds 1]
     python benchmarks/planners.py --table FILE… [--picture FILE.svg]
 
-For each pair every planner searches alone, then the portfolio does, once for each seed. Prints one line a pair and
-planner: the step time, by how much the portfolio's plan is faster (below 1: the planner wins), processor seconds of the
-search, and the plan in short; of the portfolio the plan of the first seed, and by how much the slowest seed's plan is
-slower than the fastest one's. A planner that proposes nothing that fits has a dash. At the end: how often the portfolio
-is faster than all of them, how often slower than one, and how often its seeds are within 1 %. A, B and C are the
-clusters of DAPPLE's evaluation. Layer profiles are read from FOLDER. With --planners '' the portfolio searches alone.
-With --table, the lines of FILEs that this has printed become the table of docs/planners.md, and with --picture its
-picture; of a pair that stands there twice, the fastest line of each planner and the last one of the portfolio count.
-The committed figures are in benchmarks/results/.
+For each pair every planner searches alone, then the portfolio does, once for each seed. Prints a line for each pair and
+planner: the step time, its ratio to that of the portfolio's plan (below 1: the planner wins), processor seconds of the
+search, and the plan in short. For the portfolio it prints the plan of the first seed, and by how much the slowest
+seed's plan is slower than the fastest one's. A planner that proposes nothing that fits has a dash. At the end it prints
+on how many pairs the portfolio is faster than all planners, on how many it is slower than one, and on how many its
+seeds are within 1 %. A, B and C are the clusters of DAPPLE's evaluation. Layer profiles are read from FOLDER. With
+--planners '' the portfolio searches alone.
+
+With --table, FILEs with lines that this script has printed become the table of docs/planners.md, and with --picture its
+picture. If the files have a pair twice, the fastest line of each planner and the last one of the portfolio count. The
+committed figures are in benchmarks/results/.
 """
 
 import argparse
@@ -100,7 +102,7 @@ def short(plan: Plan) -> str:
 
 
 def found_by(problem: Problem, name: str, budget: Budget, seed: int = 0) -> tuple[SearchResult | None, float]:
-    """What a searcher finds by itself, and the processor seconds that it takes; None where it has nothing that fits."""
+    """What a searcher finds by itself, and the processor seconds that it takes; None if it finds nothing that fits."""
     began = time.process_time()
     try:
         found = search(problem, budget, searcher=name, seed=seed)
@@ -113,8 +115,8 @@ def found_by(problem: Problem, name: str, budget: Budget, seed: int = 0) -> tupl
 def steps_of(lines: list[str]) -> Steps:
     """The step times of printed lines, by model and cluster.
 
-    Of a pair that stands there twice, each planner has its fastest plan, since the host decides how far it comes in its
-    seconds, and the portfolio its last one.
+    If the lines have a pair twice, each planner has its fastest plan, since it depends on the host how far a planner
+    gets in its seconds; the portfolio has its last plan.
     """
     found: Steps = {}
     names = (*PLANNERS, "portfolio")

@@ -1,4 +1,4 @@
-"""Published runs, prepared so that the price of each can be asked again and again while constants move.
+"""Published runs, prepared so that each can be priced again and again while constants change.
 
 What depends on a run alone (the units of its plan, their signatures and surroundings) is found once; what depends on
 devices, links, trainers and the shared constants is computed afresh on every call, by the price's own functions.
@@ -38,7 +38,7 @@ class PricedRun:
         document = json.dumps(problem.cluster.to_json(), sort_keys=True)
         self._where = (document, replace(problem.training, global_batch=1), first, len(self._stages))
         calls, self._parts = case.evaluator.distinct_units(case.lowered)
-        # Calls that differ in their surroundings alone cost the same.
+        # Calls that differ only in their surroundings cost the same.
         numbers = {_key(call): i for i, call in reversed(list(enumerate(calls)))}
         kept = {number: i for i, number in enumerate(sorted(numbers.values()))}
         self._calls = [calls[number] for number in kept]

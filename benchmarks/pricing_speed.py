@@ -88,9 +88,9 @@ def with_timeline(seconds: float) -> None:
 def main() -> None:
     """Measures plans in one call, plans with timelines, then four light models one plan at a time."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("seconds", nargs="?", type=float, default=5.0, help="of the processor, for each line")
-    parser.add_argument("--models", default="", help="a word in the names of those that are measured")
-    parser.add_argument("--batches", type=int, default=BATCHES, help="of plans drawn beforehand")
+    parser.add_argument("seconds", nargs="?", type=float, default=5.0, help="processor time for each line")
+    parser.add_argument("--models", default="", help="measure only models with this word in their name")
+    parser.add_argument("--batches", type=int, default=BATCHES, help="batches of plans that are drawn beforehand")
     asked = parser.parse_args()
     seconds, word = asked.seconds, asked.models
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, numpy {np.__version__}")

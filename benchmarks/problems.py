@@ -48,17 +48,17 @@ class Case:
 
     kind: Kind
     model: str
-    """Of the zoo, or `random:SEED,LAYERS,WIDTH`."""
+    """Name of a model of the zoo, or `random:SEED,LAYERS,WIDTH`."""
     cluster: str
     global_batch: int
     fix: Mapping[str, Any] = field(default_factory=dict)
     decades: float = 6.0
-    """log10 of the plans that constraints leave at most."""
+    """log10 of the largest number of plans that constraints leave."""
     memory_GiB: float | None = None  # noqa: N815
-    """Of a device that the plan may use; None = all."""
+    """Memory of a device that the plan may use; None = all."""
     training: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
-    """Of the constraints."""
+    """Seed of the random constraints."""
 
     @property
     def name(self) -> str:
@@ -109,7 +109,7 @@ def problem_of(case: Case) -> Problem:
     wanted = list(_constraints(PlanSpace(Problem.build(graph, cluster, training, hints)), case))
 
     def constrained(count: int) -> Problem:
-        # Of two about one operator the later holds.
+        # If two constraints are about one operator, the later one holds.
         constraints = list({constraint["scope"]: constraint for constraint in wanted[:count]}.values())
         return Problem.build(graph, cluster, training, {**hints, "constraints": constraints})
 
@@ -365,7 +365,7 @@ def optimum(case: Case) -> dict[str, Any]:
 def main() -> None:
     """Prints the problems with their optima; proves the optima that are missing."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("word", nargs="?", default="", help="in the names of the problems")
+    parser.add_argument("word", nargs="?", default="", help="only problems with this word in their name")
     word = parser.parse_args().word
     chosen = [(number, case) for number, case in enumerate(CASES) if word in case.name]
     total = 0.0

@@ -236,7 +236,7 @@ def training_arguments(folder: Path) -> Any:
 
 
 def from_pytorch(folder: Path, devices: int) -> Numbers:
-    """torch's own reading of the order of a pipeline, which is completed with messages and carried out on paper."""
+    """torch's own reading of the order of a pipeline, to which it adds messages; then the order is simulated."""
     from torch.distributed.pipelining import schedules
 
     found = json.loads((folder / "pytorch.json").read_text())
@@ -387,7 +387,7 @@ def prove(target: str, count: int) -> tuple[int, int, list[str]]:
 def main() -> int:
     """Prints a line for each target; the exit code tells whether all numbers agree."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("plans", type=int, nargs="?", default=200, help="plans of each target, about")
+    parser.add_argument("plans", type=int, nargs="?", default=200, help="about how many plans of each target")
     parser.add_argument("--targets", nargs="+", default=list(PARSERS), choices=list(PARSERS))
     parser.add_argument("--packages", nargs="+", default=[], help="folders with the trainers")
     given = parser.parse_args()

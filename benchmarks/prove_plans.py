@@ -1,15 +1,16 @@
 """Random plans of known models, each checked by the verifier, which knows neither the space nor the price.
 
-What parameters and gradients send in a step is counted from the definitions of ZeRO and held against the list of what
-is priced.
+What is sent for parameters and gradients in a step is counted by the definitions of ZeRO, and compared with the list of
+what is priced.
 
     python benchmarks/prove_plans.py [PLANS] [--models WORD | --generated FIRST-LAST | --onnx FILE ...]
 
 Random plans are drawn evenly over the cases, ten thousand together unless told otherwise; of small models every
 template is checked as well, of larger ones some. Instead of the known models, the cases can be problems of the
 generator (`agents.learning.problems`) by their seeds, or ONNX files, each on two clusters. Fails with the first
-violations if there are any; a plan that does not fit is sound if its estimate says so. Beside each case stands what the
-estimate says of activations over what the verifier counts: the least, the median and the largest of all pipeline ranks.
+violations if there are any; a plan that does not fit is correct if its estimate says so. For each case it also prints
+the activations of the estimate over those that the verifier counts: the least, the median and the largest ratio of all
+pipeline ranks.
 """
 
 import argparse
@@ -174,8 +175,8 @@ def prove(case, count, rng):
 def main() -> int:
     """Checks all cases; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("plans", nargs="?", type=int, default=PLANS, help="random ones, in all")
-    parser.add_argument("--models", default="", help="a word in the names of those that are looked at")
+    parser.add_argument("plans", nargs="?", type=int, default=PLANS, help="number of random plans in all")
+    parser.add_argument("--models", default="", help="only models with this word in their name")
     parser.add_argument("--generated", metavar="FIRST-LAST", default="", help="seeds of generated problems")
     parser.add_argument("--onnx", metavar="FILE", type=Path, nargs="+", default=[])
     asked = parser.parse_args()

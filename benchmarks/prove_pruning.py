@@ -2,9 +2,10 @@
 
     python benchmarks/prove_pruning.py [PROBLEMS]
 
-Generated problems of at most 10^5 plans, 200 unless told otherwise, each listed and priced in full. Fails unless on
-all of them the lossless rules together leave a plan as fast as the fastest that fits, and no plan beats a bound that
-searchers use on one of its beginnings. Then the decades of plans before and after every rule, for real models.
+All plans of each generated problem are listed and priced; there are 200 problems unless told otherwise, each of at most
+10^5 plans. The script fails unless on all of them the lossless rules together leave a plan as fast as the fastest that
+fits, and no plan is faster than a bound that searchers use for its first decisions. Then it prints, for real models,
+the decades of plans before and after every rule.
 """
 
 import argparse
@@ -195,8 +196,8 @@ def shrinkage(word: str) -> None:
 def main() -> int:
     """Runs both parts; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("problems", nargs="?", type=int, default=PROBLEMS, help="that are enumerated")
-    parser.add_argument("--models", default="", help="a word in the names of the real ones, such as 'vgg19 on 4x8'")
+    parser.add_argument("problems", nargs="?", type=int, default=PROBLEMS, help="number of problems to enumerate")
+    parser.add_argument("--models", default="", help="only real models with these words, such as 'vgg19 on 4x8'")
     asked = parser.parse_args()
     began = time.monotonic()
     holds = prove(asked.problems)

@@ -7,8 +7,9 @@ Draws models of sixteen families, clusters of 2 and 4 devices of three kinds wit
 and memory scaled down, batches, seeds, budgets, and for half of the plans a degree that they must have. Searches a plan
 of each, for the target `automap` and for none, and trains it for two steps on processes of this machine: in float64,
 where its losses must equal those of one process but for rounding, and, where its precision is lower, in this precision,
-where they must be near. With `--random`, plans are drawn from the space of the target in place of searched. Prints what
-became of each plan that was not trained so, and why, and what the target would cost where modules cannot run a plan.
+where they must be near. With `--random`, plans are not searched, but drawn from the space of the target. Prints what
+became of each plan that was not trained in this way, and why, and what the target would cost if modules cannot run a
+plan.
 Exit code 1: a plan for the target was refused, or a loss differs. Needs the extra `hf` of the project. The committed
 figures are in benchmarks/results/.
 """
@@ -120,7 +121,7 @@ MODELS = tuple(
         "falcon",
     )
 )
-"""Modules that processes are forked with, since each takes longer to import than a plan to train."""
+"""Modules that are imported before processes are forked, since importing one takes longer than training a plan."""
 
 
 def forked() -> multiprocessing.context.ForkServerContext:
@@ -195,7 +196,7 @@ class Case:
     plan: dict[str, Any]
     """Its document."""
     number: int
-    """What its problem is drawn from, beside the seed."""
+    """The number from which, with the seed, its problem is drawn."""
 
     @property
     def ranks(self) -> int:
@@ -381,7 +382,7 @@ def rank(number: int, size: int, folder: Path, cases: Sequence[Case]) -> None:
             break
         # Groups of thousands of plans would be too many threads.
         dist.destroy_process_group()
-    os._exit(0)  # groups that wait for a process that failed would hold this one up
+    os._exit(0)  # this process would wait for groups that wait for a failed process
 
 
 def launch(cases: Sequence[Case], folder: Path) -> list[dict[str, Any]]:

@@ -3,9 +3,9 @@
     python benchmarks/recipes.py [--budget 1000] [--only WORD …] [--targets NAME …] [--write]
 
 A recipe is the configuration that a vendor publishes for a model: degrees, micro-batch, recomputation. It is priced as
-`--baseline` does, and is where the searches for its own trainer, and for any, begin. Both must end with a plan that is
-at least as fast. Plans for other trainers are priced with these trainers' habits. With --write the tables replace those
-of docs/recipes.md. No time is measured here or taken from anywhere: all are predictions.
+`--baseline` does. The searches for its own trainer, and for any trainer, begin with it, and must end with a plan that
+is at least as fast. Plans for other trainers are priced for these trainers. With --write the tables replace those of
+docs/recipes.md. No time is measured here or taken from anywhere: all are predictions.
 """
 
 from __future__ import annotations
@@ -262,9 +262,9 @@ def _signed(value: float) -> str:
 def main() -> None:
     """Prints the tables, and writes them into the page if asked."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--budget", default="1000", help="of each search")
-    parser.add_argument("--only", nargs="*", default=[], help="words of titles")
-    parser.add_argument("--targets", nargs="*", default=[*TRAINERS, ANY], help="of the plans")
+    parser.add_argument("--budget", default="1000", help="budget of each search")
+    parser.add_argument("--only", nargs="*", default=[], help="only recipes with one of these words in their title")
+    parser.add_argument("--targets", nargs="*", default=[*TRAINERS, ANY], help="targets of the plans")
     parser.add_argument("--write", action="store_true", help="replace the tables of docs/recipes.md")
     given = parser.parse_args()
     budget, text = Budget.parse(given.budget), ""

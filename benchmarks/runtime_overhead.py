@@ -1,9 +1,9 @@
 """What the runtime and the module trainer add to the step time of hand-written code of the same layout.
 
-Two processes. Each layout is written by hand (DistributedDataParallel, FSDP2's `fully_shard`, DTensor's tensor
-parallelism with vocabulary-parallel loss), and is run from a plan by `parallelize` on the same network and by the
-runtime on the graph of the same operators. The three take turns, step by step, in the same processes; printed is the
-median of the ratios of steps that followed each other, with their quartiles.
+Each layout runs on two processes in three ways: written by hand (DistributedDataParallel, FSDP2's `fully_shard`,
+DTensor's tensor parallelism with vocabulary-parallel loss), from a plan by `parallelize` on the same network, and from
+the plan by the runtime on the graph of the same operators. The three take turns, step by step, in the same processes.
+The script prints the median of the ratios of steps that followed each other, with their quartiles.
 
     python benchmarks/runtime_overhead.py [--model MODEL] [--rounds N]
 """

@@ -3,12 +3,12 @@
     python benchmarks/scarce_memory.py PROFILES [--budget 15s] [--devices 8,64,512,1024] [--memory 16,4,2.5] [--seeds 2]
                                        [--models NAME,…] [--planners alpa,piper,galvatron]
 
-Where memory is scarce a model is cut into many stages, and layers that are unlike want stages of unlike size. All plans
-are synchronous pipelines in 1F1B order without virtual stages and without ZeRO, so that nothing but the division of the
-model and recomputation can save memory. For each profile of DAPPLE's format in the folder PROFILES, number of V100s in
-servers of eight behind 100 Gbit/s, and memory in GiB, prints the step time of the portfolio, by how much its slowest
-seed is slower than its fastest one, and the step times of the planners over that of its slowest seed: below 1, the
-planner wins. The committed figures are in benchmarks/results/.
+If memory is scarce, a model is cut into many stages, and unlike layers need stages of unlike size. All plans are
+synchronous pipelines in 1F1B order without virtual stages and without ZeRO, so that nothing but the division of the
+model and recomputation can save memory. A problem is a profile of DAPPLE's format in the folder PROFILES, a number of
+V100s in servers of eight behind 100 Gbit/s, and their memory in GiB. For each problem the script prints the step time
+of the portfolio, by how much its slowest seed is slower than its fastest one, and the step times of the planners as
+multiples of that of its slowest seed: below 1, the planner wins. The committed figures are in benchmarks/results/.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("profiles", type=Path)
     parser.add_argument("--budget", default="15s")
     parser.add_argument("--devices", default="8,64,512,1024")
-    parser.add_argument("--memory", default="16,4,2.5", help="GiB of a device")
+    parser.add_argument("--memory", default="16,4,2.5", help="memory of a device, in GiB")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--planners", default="alpa,piper,galvatron")

@@ -2,8 +2,8 @@
 
     python benchmarks/search_scale.py [--budget 20s] [--blocks 12,24,48,96,192] [--devices 8,64,512,1024,4096]
 
-For each size one portfolio search of a GPT of 4,096 hidden units. Prints the seconds until there is a space, the first
-plan that fits, a plan within 1 % and within 0.1 % of the end of the budget, and the gain over the best template.
+For each size a portfolio searches for a GPT of 4,096 hidden units. Prints the seconds until there are the space, the
+first plan that fits, and a plan within 1 % and within 0.1 % of the one at the end, and the gain over the best template.
 """
 
 import argparse

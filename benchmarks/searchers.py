@@ -3,12 +3,12 @@
     python benchmarks/searchers.py [--searchers random,mcmc] [--problems all | quick | 0-25,40] [--seeds 3]
         [--evaluations 64,500,2000] [--seconds 60] [--kinds sharding,pipeline] [--until-optimum]
 
-Of every searcher and budget: the share of runs that end at the optimum (within 1e-9) and within 1 % of it, the mean
-gap, evaluations and seconds to 1 % (median and 90th percentile; a run that does not get there counts as endless). A
-budget in evaluations and one seed give the same plans anywhere; seconds are of the machine at hand. A run in which
-nothing fits counts as a gap of 100 %. With --until-optimum a run ends where it has reached the known optimum, which
-only saves time: no searcher is told of it. `dqn-shown` is the DQN with demonstrations; a quarter of its budget is
-MCMC's. Each run is told of on stderr when it ends.
+For every searcher and budget it prints the share of runs that end at the optimum (within 1e-9) and within 1 % of it,
+the mean gap, and the evaluations and seconds to 1 % (median and 90th percentile; a run that does not get there counts
+as endless). A budget in evaluations and one seed give the same plans on every machine; seconds depend on the machine.
+A run in which nothing fits counts as a gap of 100 %. With --until-optimum a run ends as soon as it has reached the
+known optimum, which only saves time: no searcher knows it. `dqn-shown` is the DQN with demonstrations; a quarter of its
+budget is MCMC's. When a run ends, a line on stderr says so.
 """
 
 import argparse
@@ -93,7 +93,7 @@ class Tally:
 
     gaps: list[float] = field(default_factory=list)
     evaluations: list[float] = field(default_factory=list)
-    """To 1 %, endless where it was not reached."""
+    """Evaluations to within 1 %; infinite for a run that does not get there."""
     to_optimum: list[float] = field(default_factory=list)
     """Evaluations to the optimum."""
     seconds: list[float] = field(default_factory=list)
@@ -192,7 +192,7 @@ def main(variants: dict[str, Run] | None = None) -> None:
     parser.add_argument("--kinds", default="sharding,pipeline,hybrid")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--evaluations", default="64,500,2000", help="budgets; empty for none")
-    parser.add_argument("--seconds", type=float, help="one more budget")
+    parser.add_argument("--seconds", type=float, help="one more budget, in seconds")
     parser.add_argument("--until-optimum", action="store_true", help="end a run that has found the optimum")
     asked = parser.parse_args()
     cases = chosen(asked.problems, asked.kinds.split(","))

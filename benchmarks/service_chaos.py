@@ -3,14 +3,17 @@
     python benchmarks/service_chaos.py [--jobs 200] [--minutes 5] [--every 2] [--recoveries 3] [--stale 50] [--teams 3]
         [--away 60]
 
-Small jobs with budgets in evaluations are sent over REST all the time, each with an Idempotency-Key, again and again
-until it is answered, while at random moments the service, a worker, the process of a job or the private Redis gets
-SIGKILL; a service that is dead is started again on the same data. At the end every job must have ended once, and those
-with the same seed must have the same plan. Then workers are killed while they run a job, until another attempt begins
-(recovery), which is then cancelled, and, four at a time, stopped until others have taken their jobs over, and continued
-(stale). One job is searched by one worker, by two in the same time, and by two of which one is killed (teams). At last
-the Redis of a service is away for so many seconds while a search runs and clients submit: stopped, killed, its
-connections cut again and again, its answers late (away). 0 leaves a part out.
+The parts, of which 0 leaves one out:
+
+- chaos (`--jobs`, `--minutes`, `--every`): small jobs with budgets in evaluations are sent over REST all the time. Each
+  has an Idempotency-Key and is sent again until it is answered. Meanwhile, at random moments, the service, a worker,
+  the process of a job or the private Redis gets SIGKILL; a dead service is started again on the same data. At the end
+  every job must have ended once, and jobs with the same seed must have the same plan.
+- recovery: a worker is killed while it runs a job; when another attempt has begun, the job is cancelled.
+- stale: four workers at a time are stopped until others have taken over their jobs, and then continued.
+- teams: a job is searched by one worker, by two in the same time, and by two of which one is killed.
+- away: the Redis of a service is away for some seconds while a search runs and clients submit: it is stopped, or
+  killed, or its connections are cut again and again, or its answers are late.
 """
 
 from __future__ import annotations
@@ -49,7 +52,8 @@ TEAM = {"zoo": "llama3-70b", "cluster": "128x8xH100", "training": {"global_batch
 TEAM_S = 15
 """Seconds of each search of a team."""
 EQUAL = 1e-3
-"""Share of a step by which a team may be slower: the one that leads it is not given the very same processor time."""
+"""Share of a step by which a team may be slower: the worker that leads it does not get exactly the processor time that
+one worker gets alone."""
 
 
 class Service:
@@ -80,7 +84,7 @@ class Service:
         self.http.close()
 
     def call(self, method: str, path: str, **options: Any) -> Any:
-        """An answer, however often that takes; None for one that is not there."""
+        """The answer to a call, which is repeated until there is one; None if there is no such thing."""
         ends = time.monotonic() + GIVE_UP_S
         while time.monotonic() < ends:
             with contextlib.suppress(httpx.HTTPError, RuntimeError):
@@ -110,7 +114,7 @@ class Service:
 
 
 def living(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
-    """Those that have not ended."""
+    """The processes that have not ended."""
     found = []
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -213,7 +217,7 @@ def busy(service: Service) -> list[psutil.Process]:
 
 
 def holders(service: Service, count: int) -> list[psutil.Process]:
-    """The workers that run the only jobs, so many."""
+    """The workers that run jobs, when there are `count` of them."""
     while len(found := busy(service)) != count:
         time.sleep(0.1)
     return found
@@ -235,7 +239,7 @@ def recovery(service: Service, trials: int) -> bool:
         time.sleep(number / trials)  # workers look once a second: at all moments between two looks
         service.call("POST", f"/v1/jobs/{job_id}/cancel")
         began = time.monotonic()
-        while busy(service):  # or the next trial would kill the worker of this one
+        while busy(service):  # otherwise the next trial would kill the worker of this one
             time.sleep(0.01)
         cancelled.append(time.monotonic() - began)
     if seconds:
@@ -279,7 +283,7 @@ def stale(service: Service, trials: int) -> bool:
 
 @contextlib.contextmanager
 def trouble(kind: str, server: EmbeddedRedis) -> Iterator[Callable[[], None]]:
-    """Takes a Redis away for the block; gives what is to be done again and again meanwhile."""
+    """Takes a Redis away for the block; yields a function that is to be called again and again meanwhile."""
     more: Callable[[], None] = lambda: None  # noqa: E731
     if kind == "stopped":
         os.kill(server.pid, signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""Events of a job under load: many clients listen, go away and come back. Is an event lost or told twice, how late?
+"""Events of a job under load: many clients listen, go away and come back. Counts lost, double and late events.
 
 `python benchmarks/service_events.py [--clients N] [--events N]`. A service in a process of its own on the loopback;
 the job's progress is written five times a second. Half of the clients leave after every few events and come back with
@@ -62,7 +62,7 @@ async def measure(url: str, store: Store, job_id: str, clients: int, events: int
     listeners = [asyncio.create_task(listen(httpx.URL(url), job_id, seed)) for seed in range(clients)]
     await asyncio.sleep(2.0)  # they are on their way
     for number in range(events):
-        # Quick to write: it holds up the clients of this process by nothing that counts.
+        # Writing is quick, so it hardly delays the clients in this process.
         progress = {"evaluations": number, "seconds": PACE_S * (number + 1), "written_at": time.time()}
         store.set_progress(job_id, token, progress)
         await asyncio.sleep(PACE_S)

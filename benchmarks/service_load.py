@@ -3,15 +3,18 @@
     python benchmarks/service_load.py [--jobs 1000] [--polls 2000] [--slow 1000] [--submissions 100] [--minutes 30]
         [--workers 2]
 
-Throughput: four tenants submit as fast as they can; jobs a second from the first submission to the last end, the
-processor time that a job takes in its worker, and how far tenants are apart. Polls: 500 offered a second on 16
-connections beside a running search. Slow: so many connections that send one byte of a request in two seconds, from a
-process of their own, and what the polls of others take meanwhile. Submissions: models of 1 MB, one with its weights in
-the file and a much deeper one without any, are uploaded again and again, as another file and as the same, and jobs for
-them are submitted, beside the same search. Mix
-(`--minutes`): uploads, jobs, lists, cancels and deletes in turn; growth of memory and open files of the service, its
-workers and its store after the first tenth. 0 leaves a part out. The status is 1 where memory has grown by 5 % or
-files were left open.
+The parts, of which 0 leaves one out:
+
+- throughput (`--jobs`): four tenants submit as fast as they can. Measured are the jobs a second from the first
+  submission to the last end, the processor time that a job takes in its worker, and how far tenants are apart.
+- polls (`--polls`): 500 a second are offered on 16 connections beside a running search.
+- slow connections (`--slow`): a process of its own holds connections that send one byte of a request every two seconds.
+  Measured is how long the polls of others take meanwhile.
+- submissions (`--submissions`): models of 1 MB, one with its weights in the file and a much deeper one without any, are
+  uploaded again and again, as another file and as the same. Jobs for them are submitted, beside the same search.
+- mix (`--minutes`): uploads, jobs, lists, cancels and deletes in turn. Measured is how the memory and the open files of
+  the service, its workers and its store grow after the first tenth. The exit status is 1 if memory has grown by 5 % or
+  files were left open.
 """
 
 from __future__ import annotations
@@ -76,7 +79,7 @@ def start(url: str, workers: int) -> tuple[subprocess.Popen[bytes], str]:
 
 
 def at_once(work: Callable[[int], object], number: int) -> None:
-    """Does work in so many threads."""
+    """Does work in `number` threads."""
     threads = [threading.Thread(target=work, args=(i,)) for i in range(number)]
     for thread in threads:
         thread.start()
@@ -168,7 +171,7 @@ def slowly(host: str, port: int, number: int, closed: Synchronized[int]) -> None
                 continue
             except OSError:
                 one.close()
-                held[index] = socket.socket()  # which is not connected
+                held[index] = socket.socket()  # not connected
                 closed.value += 1
 
 

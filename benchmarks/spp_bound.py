@@ -1,12 +1,13 @@
-"""SPP's bound on random instances: how far list scheduling is above what no order can go below.
+"""SPP's bound on random instances: how far list scheduling is above a bound that no order can beat.
 
     python benchmarks/spp_bound.py [--instances 10000] [--seed 0]
 
 An instance has layers, devices and bandwidths drawn at random, and a number of micro-batches. Its devices are ordered
 by recursive minimum cuts, the layers are divided for every number of stages, and the micro-batches are listed. The step
 is compared with (1 + (4 S - 4) / M) times M times the load of the slowest resource, plus the longest reduction of
-gradients; with the lower bound of its stages; and, for the best number of stages, with what no partition on this order
-goes below. One instance in ten is also divided by brute force. The committed figures are in benchmarks/results/.
+gradients; with the lower bound of its stages; and, for the best number of stages, with a bound that no partition on
+this order can beat. One instance in ten is also divided by brute force. The committed figures are in
+benchmarks/results/.
 """
 
 import argparse

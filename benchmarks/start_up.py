@@ -1,10 +1,10 @@
-"""How long commands take that a person waits for: help, a model's summary, the price of a plan.
+"""How long a person waits for quick commands: help, a model's summary, the price of a plan.
 
     python benchmarks/start_up.py [--rounds 11] [--only WORD]
 
-Median and range of processor time (user and system, threads included) and of wall time, kernels and bytecode cached. A
-limit applies to the median of the processor time, to which a busy host adds a quarter (measured) and not the waiting;
-where one is exceeded, the script ends with 1.
+Prints the median and the range of processor time (user and system, threads included) and of wall time, with kernels and
+bytecode cached. Each limit is one of the median processor time, because a busy host adds to this only a quarter
+(measured) and no waiting. If a limit is exceeded, the exit status is 1.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def main() -> int:
     """Runs each command once to fill caches, then measures it; 1 where a limit is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--only", default="", help="commands with this word in them")
+    parser.add_argument("--only", default="", help="only commands with this word in them")
     options = parser.parse_args()
     print(f"{time.strftime('%Y-%m-%d %H:%M')}, Python {platform.python_version()}, {options.rounds} rounds, ", end="")
     print(f"{len(os.sched_getaffinity(0))} cores, on which {os.getloadavg()[0]:.1f} processes run")

@@ -2,15 +2,15 @@
 
     python benchmarks/sync_training.py [--steps 120] [--seeds 3] [--timed 12]
 
-A decoder of a million parameters learns the characters of Python's own help topics; a plan with two replicas runs it,
-gloo between two processes of one thread. For each of the seeds (initial values, order of the text) all modes see the
-same; the loss is that of the averaged model on text kept back. DaSGD averages every four steps with the corrected merge
-at delays 1 to 4. Then all-reduces of parameters or gradients are made to begin late in a thread of their own, and
-steps are timed.
+A decoder of a million parameters learns the characters of Python's own help topics. A plan with two replicas runs it on
+two processes of one thread each, with gloo between them. With one seed, all modes have the same initial values and the
+same order of the text. The loss is that of the averaged model on text that was kept back from training. DaSGD averages
+every four steps with the corrected merge at delays 1 to 4. Then all-reduces of parameters or gradients are made to
+begin late, in a thread of their own, and steps are timed.
 
-The losses are within noise if their mean over the seeds is off by no more than twice what seeds differ by, the standard
-deviation under synchronous training. Exit status 1 if they are not, or if DaSGD's steps grow with the link's delay as
-much as half of it spread over its period.
+The losses are within noise if their mean over the seeds is off by no more than twice the standard deviation of the
+seeds under synchronous training. The exit status is 1 if they are not, or if DaSGD's steps grow by half of the link's
+delay over its period or more.
 """
 
 import argparse
@@ -188,8 +188,8 @@ def train(folder, rank, num_ranks, argument):
 def main() -> int:
     """Trains, prints both tables and returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=STEPS, help="of training")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="two or more")
+    parser.add_argument("--steps", type=int, default=STEPS, help="steps of training")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="number of seeds, two or more")
     parser.add_argument("--timed", type=int, default=TIMED, help="steps that are timed")
     argument = vars(parser.parse_args())
     problem, began = problem_of(), time.monotonic()

@@ -2,11 +2,12 @@
 
     python benchmarks/train_exports.py [--targets NAME …] [--packages FOLDER …] [--evaluations N] [--processes N]
 
-For each target some plans are searched: without a wish, and with one degree or ZeRO stage given. Each is exported, and
-its trainer takes two steps on as many processes as the plan has devices; the losses, and that after the second step,
-are compared with those of one process, which clips gradients as the file says. DeepSpeed splits the weights of a small
-Llama of transformers, for it knows how by the classes of a model. `--packages` names folders with accelerate and
-deepspeed, as in `prove_exports.py`; a trainer that cannot be imported is named and left out. All run on CPUs with gloo.
+For each target some plans are searched: one without any condition, and others with one degree or ZeRO stage given. Each
+is exported, and its trainer takes two steps on as many processes as the plan has devices. The losses of the steps, and
+the loss after the second step, are compared with those of one process, which clips gradients as the file says.
+DeepSpeed splits the weights of a small Llama of transformers, since it knows by the classes of a model how to do so.
+`--packages` names folders with accelerate and deepspeed, as in `prove_exports.py`; a trainer that cannot be imported is
+named and left out. All run on CPUs with gloo.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from ir import zoo
 SIZES = {"layers": 4, "hidden": 32, "heads": 4, "seq_len": 16, "vocab_size": 64}
 MODEL = "gpt:" + ",".join(f"{name}={size}" for name, size in SIZES.items())
 LLAMA = MODEL.replace("gpt:", "llama:") + ",kv_heads=4,ffn=64"
-"""What DeepSpeed splits the weights of."""
+"""The model whose weights DeepSpeed splits."""
 BATCH, STEPS = 8, 2
 TOLERANCE = 1e-5
 """Largest relative difference of losses: sums in another order, in fp32."""
@@ -239,7 +240,7 @@ TRAINERS: Mapping[str, Callable[[Path], list[float]]] = {
 
 
 def launch(target: str, folder: Path, processes: int, packages: list[str]) -> list[float] | str:
-    """The losses of a target's training, or the end of its complaint."""
+    """The losses of a target's training, or the last lines of its error."""
     runner = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     if target == "accelerate":
         runner = ["accelerate.commands.launch", "--config_file", str(folder / "accelerate.yaml")]

@@ -1,4 +1,4 @@
-"""Whale's balance on devices of two kinds: over equal batches, and over equal layers in a pipeline.
+"""Whale's balance on devices of two kinds, compared with equal batches, and with equal layers in a pipeline.
 
     python benchmarks/whale_balance.py [--models NAME,…] [--precision fp32]
 
@@ -6,9 +6,9 @@ Data parallelism on 8 V100-32GB and 8 P100-16GB behind 50 Gbit/s, as in section 
 1.3 to 1.4 times the speed of equal batches for ResNet-50, GNMT and BERT-large. Pipelines of four stages on 4 + 4
 (section 5.3.2): about 1.2 times that of stages with equal numbers of layers for BERT-large and T5-large. Both plans
 have the number of micro-batches and the recomputation that are best for them. The paper does not say which P100 it has:
-the module for servers has 10.6 TFLOP/s in fp32, the card 9.3. Where arithmetic is all, shares in proportion to it can
-gain (15.7 / 10.6 + 1) / 2 = 1.24 times, or 1.34 times with the card. A layer profile has one time for all devices, so
-there is no GNMT here. The committed figures are in benchmarks/results/.
+the module for servers has 10.6 TFLOP/s in fp32, the card 9.3. If only arithmetic took time, shares in proportion to it
+would be (15.7 / 10.6 + 1) / 2 = 1.24 times as fast, or 1.34 times with the card. A layer profile has one time for all
+devices, so there is no GNMT here. The committed figures are in benchmarks/results/.
 """
 
 import argparse

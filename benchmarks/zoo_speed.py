@@ -2,8 +2,8 @@
 
     python benchmarks/zoo_speed.py [WORD]
 
-Seconds of processor time on one core: the first build in the process, and the best of ten. Only models
-with WORD in their names are built if one is given.
+Prints seconds of processor time on one core: the first build in the process, and the best of ten. If WORD is given,
+only models with this word in their name are built.
 """
 
 import argparse
@@ -29,7 +29,7 @@ SPECS = (
 def main() -> None:
     """Builds each graph eleven times."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("word", nargs="?", default="", help="in the names of the models")
+    parser.add_argument("word", nargs="?", default="", help="build only models with this word in their name")
     word = parser.parse_args().word
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}")
     for spec in (spec for spec in SPECS if word in spec):
