@@ -44,7 +44,7 @@ class Averaging(nn.Module):
 
 
 def graph():
-    """As an exporter sees it in evaluation."""
+    """The graph of the network, as an exporter sees it in evaluation mode."""
     net = Net()
     x = net.builder.input("x", (1, WIDTH))
     for number in range(BLOCKS):
@@ -56,7 +56,7 @@ def graph():
 
 
 def network():
-    """Alike in every process."""
+    """The network, the same in every process."""
     torch.manual_seed(0)
     return Averaging().double()
 
@@ -75,7 +75,7 @@ def of_one_process():
 
 
 def train(documents):
-    """[plans] the same by plans, and the warnings of all."""
+    """[plans] the losses of `of_one_process` by each plan, and the warnings of all plans."""
     found = []
     for document in documents:
         with warnings.catch_warnings(record=True) as told:

@@ -17,7 +17,7 @@ def called(word: str, processes: Iterable[psutil.Process]) -> list[psutil.Proces
 
 
 def living(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
-    """Those processes that have not ended. An orphan that whoever inherits it has yet to look at has ended."""
+    """Those processes that have not ended. A zombie, whose new parent has not waited for it yet, has ended."""
     found = []
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):

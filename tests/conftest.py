@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from automap.space.space import PlanSpace
     from ir.graph import Graph
 
-# Device files of whoever runs the tests are none of theirs.
+# Tests do not read the device files of the user who runs them.
 os.environ["XDG_CONFIG_HOME"] = str(Path(__file__).parent / "no-configuration")
 _LIGHT: dict[str, Graph] = {}
-# How long an example takes says how busy the host is.
+# No deadline: the time of an example depends on how busy the host is.
 hypothesis.settings.register_profile(
     "busy host", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("busy host")
-# What is imported while tests are collected stays: to look through it for garbage takes 4 of 16 s.
+# What is imported while tests are collected stays for good: searching it for garbage would take 4 of 16 s.
 gc.disable()
 
 
@@ -40,7 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Says it to all processes that follow."""
+    """Passes the device on to all processes that follow."""
     rank_device.choose(config.getoption("--device"))
 
 
@@ -48,7 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with most slow tests come first: no process is left with a long file when the others have ended.
 
-    Of three files one is of tests that wait for servers, as long as there are some: with more of them at a time,
+    Every third file is one whose tests wait for servers, as long as there are some: if more of them ran at a time,
     processors would be idle.
     """
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
@@ -61,7 +61,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Collects garbage from now on, apart from what was imported; where torch was, exports share what they read."""
+    """Collects garbage from now on, except for what was imported; if torch was imported, exports share what they
+    read."""
     if "torch" in sys.modules:
         import kept_exporter
 
@@ -71,7 +72,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What this machine could not run is said at the end, where it is not overlooked."""
+    """Says at the end, where nobody overlooks it, what this machine could not run."""
     found = [report.longrepr[2] for report in terminalreporter.stats.get("skipped", [])]
     for reason in sorted({text for text in found if "not run:" in text}):
         terminalreporter.write_line(reason.removeprefix("Skipped: "))

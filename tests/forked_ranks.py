@@ -1,6 +1,6 @@
 """Ranks of a test: processes that are forked from one that has imported everything they use.
 
-That process is started once for a process of tests, whatever its files are, so all of them share the list of imports.
+That process is started once for each process of tests, whatever its files are, so all files share the list of imports.
 """
 
 import faulthandler
@@ -12,7 +12,7 @@ import torch.multiprocessing as mp
 
 PRELOADED = ["runtime_preload", "trainer_ranks", "loader_ranks", "frozen_preload"]
 LIMIT_S = 600.0
-"""Seconds after which a rank is ended that waits for ever (assumed: the longest take a minute)."""
+"""Seconds after which a rank is ended, since it may wait for ever (assumed: the longest take a minute)."""
 
 
 def start(function, size, *arguments):

@@ -14,7 +14,7 @@ def keep() -> None:
 
     @functools.wraps(export)
     def export_with_kept(*args: Any, **options: Any) -> Any:
-        # Takes a second to import: only where something is exported.
+        # Importing this takes a second, so it is done only if something is exported.
         from torch.onnx._internal.exporter._registration import ONNXRegistry
 
         if not hasattr(ONNXRegistry.from_torchlib, "cache_info"):

@@ -38,7 +38,7 @@ class Gated(nn.Module):
 
 
 def graph():
-    """Plans need the names of the parameters, and their order."""
+    """A graph with the names and the order of the parameters: plans need no more of it."""
     net = Net()
     x = net.builder.input("x", (1, WIDTH))
     for number in range(BLOCKS):
@@ -47,7 +47,7 @@ def graph():
 
 
 def network(rate=0.0):
-    """Alike in every process."""
+    """The network, the same in every process."""
     torch.manual_seed(0)
     return Gated(rate).double()
 
@@ -64,7 +64,7 @@ def batch(step):
 
 
 def optimizer_of(parameters):
-    """One that changes weights and moments also where gradients are zero."""
+    """An optimizer that changes weights and moments also where gradients are zero."""
     return torch.optim.AdamW(parameters, lr=0.1, weight_decay=0.5)
 
 
@@ -75,7 +75,7 @@ def of_one_process():
 
 
 def train(documents):
-    """[plans] losses as of one process; of blocks that are left out at random, those of a last step alone."""
+    """[plans] losses as those of `of_one_process`; if blocks are left out at random, only those of the last step."""
     found = []
     for document in documents:
         for rate in (0.0, 0.5):
@@ -130,7 +130,7 @@ class LayerDrop(nn.Sequential):
 
 
 def load(folder):
-    """[ZeRO 0, 2, 3] the same by the loader of plain PyTorch."""
+    """[ZeRO 0, 2, 3] the same losses by the loader of plain PyTorch."""
     found = []
     for zero in (0, 2, 3):
         shape = [1, 1, 2, 1] if zero else [1, 2, 1, 1]

@@ -121,7 +121,7 @@ def refusals(folder):
 
 
 def numbers(folder):
-    """By the plan of each folder in a folder: what a process draws after a script has seeded all of them alike."""
+    """For each folder in a folder, by its plan: what a process draws after a script has seeded all processes alike."""
     found = {}
     for plan in sorted(Path(folder).iterdir()):
         spec = importlib.util.spec_from_file_location("plan_loader", plan / "plan_loader.py")
@@ -147,6 +147,6 @@ def _rank(rank, size, folder, cases):
 
 
 def run_ranks(size, folder, cases):
-    """[rank][case] losses, or a traceback behind which nothing more was run."""
+    """[rank][case] losses, or a traceback, after which nothing more was run."""
     forked_ranks.start(_rank, size, Path(folder), cases)
     return [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(size)]

@@ -1,4 +1,4 @@
-"""Which cases `make test` leaves to `make test-long`: further kinds of what it has tested with others."""
+"""Chooses the cases that `make test` leaves to `make test-long`: more cases of a kind of which it tests others."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -112,7 +112,7 @@ def written(value: Any) -> str:
 
 def _change(body: dict[str, Any], draw: random.Random) -> None:
     places = list(_places(body))
-    # As often in what is large as in what is small: first a key of the body, then a place inside of it.
+    # First a key of the body is drawn, then a place inside of it, so that large values are changed no more often.
     top = draw.choice(list(body))
     inside = [place for place in places if place[2][0] == top]
     holder, key, _ = draw.choice(inside or places)

@@ -38,7 +38,7 @@ class Network(nn.Module):
 
 
 def graph():
-    """Of the network."""
+    """The graph of the network."""
     net = Net()
     x = net.builder.input("x", (1, WIDTH))
     for number in range(4):
@@ -51,7 +51,7 @@ def graph():
 
 
 def network(case):
-    """Alike in every process."""
+    """The network of a case, the same in every process."""
     torch.manual_seed(0)
     module = Network().double()
     for part in module.modules():
@@ -68,7 +68,7 @@ def batch(step):
 
 
 def of_one_process(case, parts):
-    """Losses of all steps, where a batch is normalised in so many parts, each by its own statistics."""
+    """Losses of all steps, where a batch is normalised in `parts` parts, each by its own statistics."""
     module, found = network(case), []
     optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
     for step in range(STEPS):
@@ -82,7 +82,7 @@ def of_one_process(case, parts):
 
 
 def train(documents, cases):
-    """[plans][cases] the same by plans."""
+    """[plans][cases] the losses of `of_one_process` by each plan."""
     found = []
     for document in documents:
         for case in cases:

@@ -4,7 +4,7 @@ import torch.nn.functional as F  # noqa: N812
 
 
 def losses(module, optimizer, batch, steps):
-    """Losses of some steps of training, and of an evaluation behind them; `batch(step)` gives inputs and labels."""
+    """Losses of some training steps, and of an evaluation after them; `batch(step)` gives inputs and labels."""
     found = []
     for step in range(steps):
         x, labels = batch(step)

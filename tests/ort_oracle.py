@@ -17,9 +17,9 @@ from automap.runtime.operators.apply import run
 from ir.onnx.load import load_model
 
 BLOCK = 1 << 20
-"""Random numbers that are drawn; larger tensors repeat them."""
+"""Number of random numbers that are drawn; larger tensors repeat them."""
 FED = 4096
-"""Elements from which on weights are fed instead of written into the file."""
+"""Weights with at least so many elements are fed instead of written into the file."""
 
 
 def compare(data, **options):

@@ -43,7 +43,7 @@ class Partly(nn.Module):
 
 
 def graph():
-    """Of the parameters that the scores depend on: plans need their names and their order."""
+    """A graph of the parameters that the scores depend on: plans need their names and their order."""
     net = Net()
     x = net.linear(net.builder.input("x", (1, WIDTH)), "first", WIDTH)
     y = [net.linear(x, f"routed.{name}", WIDTH) for name in ("left", "right", "still")]
@@ -53,7 +53,7 @@ def graph():
 
 
 def network():
-    """Alike in every process."""
+    """The network, the same in every process."""
     torch.manual_seed(0)
     return Partly().double()
 
@@ -69,7 +69,7 @@ def batch(step):
 
 
 def optimizer_of(parameters):
-    """One that changes weights and moments also where gradients are zero."""
+    """An optimizer that changes weights and moments also where gradients are zero."""
     return torch.optim.AdamW(parameters, lr=0.1, weight_decay=0.5)
 
 

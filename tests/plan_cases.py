@@ -62,7 +62,7 @@ GRAPHS = {
 
 @functools.cache
 def problem_of(model, cluster, batch=8, batch_norm="synchronized", fix=(("pp", 1),)):
-    """One for all plans that ask for the same; `cluster` may be a number of devices."""
+    """The problem of plans with these settings, made once; `cluster` may be a number of devices."""
     graph = GRAPHS[model]() if model in GRAPHS else zoo.build(MODELS[model])
     # Rounding grows through batch normalisation of few samples: in one process that trains ResNet-50 with momentum, a
     # change of 1e-7 in all weights is one of 1e-3 in the loss ten steps later.
@@ -119,7 +119,7 @@ def spatial(name, model, devices, *, batch=8, batch_norm):
 
 
 def uneven(case, shares):
-    """Micro-batches of `sum(shares)` samples, so shared out over the batch axes of every stage."""
+    """The case with micro-batches of `sum(shares)` samples, which the ranks of every stage share in this way."""
     samples = sum(shares)
     count = case.problem.training.global_batch // samples
     plan = replace(case.plan, num_micro_batches=count, samples_per_micro_batch=samples)
@@ -174,7 +174,7 @@ CASES = {
     "interleaved tp2 and dp2": (FOUR, [stage("0-1", tp=2), stage("2-3", dp=2)] * 2, "interleaved"),
     "tp2 x dp2": ([], [stage("0-3", dp=2, tp=2, how=SEQUENCE)], "1f1b"),
 }  # fmt: skip
-"""Name -> operators behind which it is cut, stages, kind of schedule."""
+"""Name -> operators after which it is cut, stages, kind of schedule."""
 
 
 def plan_of(case, problem):

@@ -13,8 +13,8 @@ from automap.price.kernels.stage_records import (
 
 
 def stage_of(sizes, link=None):
-    """A stage with these mesh sizes and one link on all axes, 1 s and 1 byte/s unless given; its hardware hides no
-    collective, and all else of it is 0."""
+    """A stage with these mesh sizes and one link on all axes, of 1 s and 1 byte/s unless given. Its hardware hides no
+    collective, and all its other numbers are 0."""
     links = np.empty(len(sizes), dtype=LINK_DTYPE)
     links[:] = records_of(np.ones((1, LINK_DTYPE.itemsize // 8)), LINK_DTYPE)[0] if link is None else link
     hardware, nothing = np.zeros(1, dtype=HARDWARE_DTYPE)[0], np.zeros(len(sizes), dtype=np.bool_)

@@ -18,7 +18,7 @@ import redis
 
 from ir import lifetime
 
-# Not the one in a virtual environment, this or another, which the embedded Redis brings along and which knows no TLS.
+# Not the one that the embedded Redis brings along into a virtual environment: that one knows no TLS.
 _FOLDERS = [folder for folder in os.get_exec_path() if not Path(folder, os.pardir, "pyvenv.cfg").exists()]
 BINARY = shutil.which("redis-server", path=os.pathsep.join(_FOLDERS))
 NOT_RUN = "not run: the service on a real redis-server (apt-get install redis-server)"
@@ -36,7 +36,7 @@ ON_EVERY_REDIS = [
 
 
 def free_port() -> int:
-    """A port that nobody listens on, below those that systems give to connections: none of these takes it meanwhile."""
+    """A port that nobody listens on, below those that systems give to connections, so that no connection takes it."""
     while True:
         port = random.SystemRandom().randrange(20_000, 32_000)
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):

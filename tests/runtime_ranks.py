@@ -41,7 +41,7 @@ class Case:
     """Optimizer steps before the last loss."""
     dtype: torch.dtype = torch.float64
     parts: tuple[int, ...] = ()
-    """Samples of the parts of a micro-batch that do not know of each other; none = one part."""
+    """Samples of the parts of a micro-batch that are normalised apart; none = one part."""
 
 
 @dataclass
@@ -49,9 +49,9 @@ class Outcome:
     """What one rank saw."""
 
     loss: float | None
-    """Of the first step, on ranks that know it."""
+    """Loss of the first step, on ranks that know it."""
     gradients: dict
-    """Whole ones of the parameters of its stages."""
+    """Whole gradients of the parameters of its stages."""
     sent: list
     """Collectives of the first step."""
     last_loss: float | None = None
@@ -117,7 +117,7 @@ def whole_values(graph, seed=0):
 
 
 def _bound(graph, name):
-    """One more than the largest integer that may stand there."""
+    """One more than the largest integer that a tensor of integers may hold."""
     for index in graph.consumers[name]:
         op = graph.operators[index]
         if op.kind == "Gather":
@@ -179,7 +179,7 @@ _evaluators = []
 
 
 def evaluator_of(problem):
-    """Made once for a problem."""
+    """The evaluator of a problem, made once."""
     found = next((e for e in _evaluators if e.problem is problem), None)
     if found is None:
         found = Evaluator(problem)
@@ -263,7 +263,7 @@ def errors(case, outcomes, wanted):
 
 
 def worse(one, other):
-    """The larger of two errors; what is no number is worst."""
+    """The larger of two errors; NaN counts as the worst."""
     return max(one, math.inf if math.isnan(other) else other)
 
 

@@ -34,7 +34,7 @@ def take(client: redis.Redis) -> Run | None:
 
 
 def taken(client: redis.Redis) -> Run:
-    """`take` where a job waits."""
+    """The run that `take` begins, where a job waits."""
     found = take(client)
     assert found is not None
     return found

@@ -92,7 +92,7 @@ CASES = {
         ["1F1", "1F0", "1B1", "1I0", "1F2", "1B2", "1W0", "1F3", "1B3"],
     ]),
 }  # fmt: skip
-"""Name -> graph, tensors behind which it is cut, ranks of the stages, kind of schedule or order."""
+"""Name -> graph, tensors after which it is cut, ranks of the stages, kind of schedule or order."""
 SHARES = {1: (6,), 2: (4, 2), 3: (3, 1, 2)}
 """Samples of a micro-batch by number of ranks."""
 
@@ -177,7 +177,7 @@ def one_process(graph, values, data, samples, tokens=1):
 
 
 def run(case, groups, device):
-    """What `runtime_ranks.run_ranks` asks for: of the name of a pipeline its errors, of a plan its outcome."""
+    """The work for `runtime_ranks.run_ranks`: for the name of a pipeline its errors, for a plan its outcome."""
     if isinstance(case, str):
         return run_case(case, dist.get_rank(), device)
     return runtime_ranks.run_case(case, groups, device)

@@ -1,4 +1,4 @@
-"""Stage programs without any sharding but that of the batch: the plainest that the pipeline executor can drive."""
+"""Stage programs in which only the batch is sharded: the simplest that the pipeline executor can run."""
 
 import itertools
 
@@ -95,7 +95,7 @@ def trained_tensors(graph):
 
 
 def with_views(graph, span):
-    """Operators of a span but constants and views, and all constants and views that they need, wherever they stand."""
+    """Operators of a span without its constants and views, and all constants and views that they need from anywhere."""
     found = {i for i in span if not is_had_anywhere(graph.operators[i])}
     pending = sorted(found)
     while pending:

@@ -77,7 +77,7 @@ class Setting:
 
 
 def run_case(setting, case, rank, groups):
-    """Loss of the first step, parameters behind all steps, and those behind the end; of this rank's stages."""
+    """Loss of the first step, parameters after all steps, and those after the end, of this rank's stages."""
     name, mode, kind = case
     plan = setting.plan(name, MODES[mode])
     pipeline, executors = join(setting.evaluator, plan, rank, setting.values, groups, dtype=torch.float64)
@@ -150,7 +150,7 @@ def simulate(setting, sync, shares, kind):
 
 
 def errors(setting, case, found):
-    """Largest differences from `simulate` over the largest way that a parameter has gone, and of losses."""
+    """Largest differences from `simulate`: of parameters, over the largest change of a parameter, and of losses."""
     name, mode, kind = case
     if mode == "local, 1":
         # Averaging every step is what one process does with the whole batch.
@@ -176,7 +176,7 @@ NUMBERS = 100_000
 
 
 class Made(PeakMemory):
-    """Counts what is made meanwhile, and not what a thread of the library still holds of an averaging before."""
+    """Counts what is made in the block, and not what a thread of the library still holds from an averaging before."""
 
     def __enter__(self):
         return TorchDispatchMode.__enter__(self)

@@ -58,7 +58,7 @@ OTHER = "Conv1D and RMSNorm"
 
 
 FROZEN = "frozen"
-"""In the name of a case whose embeddings and first block are not trained, all but its biases."""
+"""Part of the name of a case whose embeddings and first block, except for its biases, are not trained."""
 UNTRACED = "untraced"
 COMPILED = "compiled"
 
@@ -100,7 +100,7 @@ def module_of(name):
 
 
 def graph_of(name):
-    """Of the network of a case."""
+    """The graph of the network of a case."""
     return _graph(OTHER in name)
 
 
@@ -135,10 +135,10 @@ def batch(seed=1):
 
 
 GRAPH = "by the graph"
-"""In the name of a plan that is finer than modules."""
+"""Part of the name of a plan that is finer than modules."""
 DROPOUT = "dropout"
 BY_HAND = "by hand"
-"""In the name of a plan whose dropouts are written with functions that draw random numbers."""
+"""Part of the name of a plan whose dropouts are written with functions that draw random numbers."""
 SPLIT, WHOLE, CODE = "drop", "last", "kept"
 """The dropouts of `dropping`: on the features between the two layers of an MLP, on its result, and on the weights of
 attention, by code of the module around."""
@@ -326,6 +326,6 @@ def _rank(rank, size, folder, cases):
 
 
 def run_ranks(size, cases, folder):
-    """[rank][case] what `run` returns, or a traceback behind which nothing more was run."""
+    """[rank][case] what `run` returns, or a traceback, after which nothing more was run."""
     forked_ranks.start(_rank, size, str(folder), cases)
     return [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(size)]

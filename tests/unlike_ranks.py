@@ -1,4 +1,4 @@
-"""Ranks that begin a training with something else than others, as tests want it."""
+"""Ranks that begin a training with other files, networks or versions than the rest, for tests."""
 
 import contextlib
 import importlib.metadata

@@ -30,7 +30,7 @@ def by_hand(space, plans, count):
     return found
 
 
-def test_what_is_kept_is_what_sorting_all_plans_gives(gpt, monkeypatch):
+def test_the_plans_kept_are_those_that_sorting_all_plans_gives(gpt, monkeypatch):
     space = PlanSpace(problem(gpt()))
     monkeypatch.setattr(diverse_top_k, "_WAITING", 50)  # several looks, and most plans dropped
     monkeypatch.setattr(diverse_top_k, "MOST", 5)
@@ -46,7 +46,7 @@ def test_what_is_kept_is_what_sorting_all_plans_gives(gpt, monkeypatch):
     assert [values for values, _ in mine.best(9, expected[0])] == expected
 
 
-def test_of_equals_the_first_counts():
+def test_the_first_of_equal_plans_counts():
     plans = [Candidate(1.0, "a", number, number) for number in range(4)] + [Candidate(0.5, "b", 9, 9)]
     assert [found.item for found in unlike(plans, 9)] == [9, 0, 1]
     assert unlike(plans, 0) == []

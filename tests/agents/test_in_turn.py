@@ -59,7 +59,7 @@ def test_one_seed_and_one_budget_give_one_plan(gpt):
     assert one.plan.search.found_by in ("mcmc", "portfolio")
 
 
-def test_of_one_searcher_it_is_that_search(gpt):
+def test_a_list_of_one_searcher_is_the_search_of_this_searcher(gpt):
     p = problem(gpt())
     assert document(search_in_turn(p, Budget.parse(40), searchers=["portfolio"])) == document(
         search(p, Budget.parse(40), searcher="portfolio")
@@ -73,7 +73,7 @@ def test_a_proof_ends_the_search(mlp):
     assert found.plan.search.searchers.keys() == {"exhaustive"}
 
 
-def test_one_that_refuses_leaves_the_others_their_turn(light_graph):
+def test_a_searcher_that_refuses_leaves_the_others_their_turn(light_graph):
     p = problem(light_graph("squeezenet"))
     found = search_in_turn(p, Budget.parse(40), searchers=["exhaustive", "random"])
     assert found.plan.search.searchers["exhaustive"] is None
@@ -102,7 +102,7 @@ def test_after_a_stop_nobody_else_begins(gpt):
     assert found.plan.estimate.fits
 
 
-def test_seconds_left_over_go_to_those_behind(gpt, monkeypatch):
+def test_seconds_that_are_left_over_go_to_later_searchers(gpt, monkeypatch):
     p = problem(gpt())
     plan = search(p, Budget.parse(5), searcher="expert")
     now, budgets, told = [100.0], [], []

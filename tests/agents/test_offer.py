@@ -66,7 +66,7 @@ def reported(problem, budget):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("spec", "cluster", "batch"), PROBLEMS)
-def test_what_leaves_is_a_tie_of_the_fastest(spec, cluster, batch):
+def test_the_returned_plan_ties_with_the_fastest(spec, cluster, batch):
     problem = build(spec, cluster, batch)
     budget, who = Budget.parse(200), ("mcmc",)
     exact, tied = (search_offer(problem, budget, searchers=who, seed=1, tie=tie).plan for tie in (0.0, 0.1))
@@ -83,7 +83,7 @@ def test_what_leaves_is_a_tie_of_the_fastest(spec, cluster, batch):
         assert step_s(exact) == pytest.approx(step_s(search(problem, budget, searcher="mcmc", seed=1).plan), rel=1e-9)
 
 
-def test_a_template_leaves_before_anything_else_on_as_many_devices():
+def test_a_template_is_returned_before_other_plans_on_as_many_devices():
     space = PlanSpace(build(GPT, "1x4xA100-80GB", 32, fix={"dp": 4}))
     listed = np.array([values for _, values in templates(space)])
     prices = space.price(listed)

@@ -104,7 +104,7 @@ def test_a_budget_in_evaluations_limits_the_entries_of_tables(monkeypatch):
 @pytest.mark.parametrize(
     "changes", [{"evaluations": LEAST_EVALUATIONS // 2}, {"sync_modes": ("synchronous", "local_sgd")}]
 )
-def test_small_budgets_and_other_sync_modes_go_without(changes):
+def test_small_budgets_and_other_sync_modes_divide_no_pipelines(changes):
     incumbent, grid = opened(**changes)
     before = incumbent.evaluations
     divide_pipelines(incumbent, grid)
@@ -264,7 +264,7 @@ def test_divisions_have_longer_while_they_give_nothing_near_the_best_plan():
     assert found == [(False, False, False), (True, False, False), (True, True, True)]
 
 
-def test_pipelines_stay_away_where_the_user_wants_none():
+def test_no_pipeline_is_divided_where_the_user_wants_none():
     problem = Problem.build(
         zoo.build(MODEL), parse_cluster("11x1xV100@10Gbit"), {"global_batch": 8}, {"fix": {"pp": 1}}
     )

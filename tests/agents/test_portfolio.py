@@ -102,7 +102,7 @@ def test_a_share_ends_inside_the_budget(gpt):
     assert incumbent.charged == 32 < incumbent.evaluations
 
 
-def test_who_found_what(gpt):
+def test_a_plan_says_which_searcher_found_what(gpt):
     space = PlanSpace(problem(gpt()))
     incumbent = Incumbent(space, Budget(evaluations=50), searcher="a")
     plan = space.random(np.random.default_rng(0))

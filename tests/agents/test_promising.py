@@ -146,7 +146,7 @@ def test_recomputation_and_zero_are_those_that_suit_the_signatures(scarce):
             assert seconds[0] <= seconds[overflow <= 0.0].min()
 
 
-def test_of_them_the_most_promising_come_first(scarce):
+def test_the_most_promising_of_good_plans_come_first(scarce):
     """Those that are fastest with as little recomputation as fits; what overflows by much is last."""
     space, grid = scarce
     rows = promising_meshes(space, grid)

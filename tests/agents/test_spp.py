@@ -190,7 +190,7 @@ def random_network():
 
 
 @pytest.mark.parametrize("cluster", [cube_mesh(), random_network()], ids=["cube mesh", "random"])
-def test_plans_on_a_network_hold(gpt, cluster):
+def test_plans_on_a_network_are_verified(gpt, cluster):
     """Verified, and of the same price when read back."""
     problem = Problem.build(gpt(layers=6, hidden=64), cluster, {"global_batch": 24})
     found = search(problem, Budget.parse(60), searcher="spp")

@@ -58,7 +58,7 @@ def test_opposite_shardings_of_equal_layers_are_refused(gpt, first, second, said
     PlanSpace(problem(gpt(), [asked[0], asked[0] | {"scope": scopes[1]}]))
 
 
-def test_what_a_target_runs_again_binds_and_other_operators_are_refused(gpt):
+def test_constraints_bind_only_operators_that_the_target_recomputes(gpt):
     """Megatron-LM runs layers again, and neither the head nor the loss."""
 
     def found(scope):
@@ -283,7 +283,7 @@ def test_what_cannot_be_obeyed_is_refused(gpt, constraints, fix, field):
     assert found.value.repair
 
 
-def test_counting_knows_what_is_fixed(mlp):
+def test_the_number_of_plans_follows_what_is_fixed(mlp):
     graph = mlp((16, 32, 16))
     free = PlanSpace(problem(graph, [], "2xA100", 4, pp=1, tp=1, num_micro_batches=2))
     fixed = PlanSpace(problem(graph, [], "2xA100", 4, pp=1, tp=1, num_micro_batches=2, zero=1, recompute="full"))

@@ -155,7 +155,7 @@ def test_the_verifier_finds_what_is_used_for_something_else():
 STAGE = ({"scope": "h.1", "stage": 1},)
 
 
-def test_plans_of_others_may_call_their_axes_as_they_like():
+def test_plans_written_elsewhere_may_name_their_axes_freely():
     free = PlanSpace(problem(GPT, pp=1, num_micro_batches=1))
     shape = next(shape for shape in free.shapes if (shape.dp, shape.tp) == (4, 2))
     values = free.repair(

@@ -288,7 +288,7 @@ def test_a_frozen_encoder_saves_nothing_and_has_no_backward_pass():
         assert not arrays.tensors["has_gradient"][operands["tensor"]].any()
 
 
-def test_nothing_that_is_frozen_makes_no_difference():
+def test_freezing_no_parameter_makes_no_difference():
     """To the last bit, in all columns of the costs of all units."""
     for spec in (LLAMA, TIED, MOE):
         plain, same = (PlanSpace(problem_of(zoo.build(spec), **more)) for more in ({}, {"frozen": []}))
@@ -296,7 +296,7 @@ def test_nothing_that_is_frozen_makes_no_difference():
         assert plain.price(rows).tobytes() == same.price(rows).tobytes()
 
 
-def test_less_is_trained_less_it_costs():
+def test_the_less_is_trained_the_less_a_step_costs():
     """Each pattern more makes the step of every plan shorter, and the state of its parameters less, or leaves them."""
     patterns = ["embed*", "layers.0.*", "layers.1.mlp*", "layers.*", "norm*"]
     spaces = [PlanSpace(problem_of(zoo.build(LLAMA), "4xA100", frozen=patterns[:n])) for n in range(len(patterns) + 1)]

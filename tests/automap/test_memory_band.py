@@ -52,7 +52,7 @@ def test_what_is_kept_free_gives_the_confidence_back(spread):
         assert fit_probability(80e9 / kept, 80e9, spread) == pytest.approx(confidence, abs=1e-9)
 
 
-def test_so_many_plans_fit_as_the_probability_says():
+def test_as_many_plans_fit_as_the_probability_says():
     """Drawn errors: of plans that are said to fit with a probability, so many do."""
     errors = np.exp(np.random.default_rng(0).normal(0.0, 0.05, 100_000))
     for confidence in (0.5, 0.9, 0.95, 0.99):

@@ -133,7 +133,7 @@ def check_bounds(s, count):
         assert (prefix.bound.time_s, prefix.bound.overflow) == (outcome.step_time_s, outcome.overflow)
 
 
-def test_what_is_not_asked_takes_what_is_preferred(gpt, space):
+def test_decisions_that_are_not_asked_take_the_preferred_values(gpt, space):
     s = space(gpt(), "2x2xA100", 8)
     table, rng = BoundTable(s), np.random.default_rng(0)
     for _ in range(5):

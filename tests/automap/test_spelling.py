@@ -54,7 +54,7 @@ def with_idle(space, values, axis):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("spec", "cluster", "batch"), PROBLEMS)
-def test_a_spelling_is_its_own_and_costs_no_more(spec, cluster, batch):
+def test_respelling_twice_changes_nothing_and_no_plan_costs_more(spec, cluster, batch):
     space = build(spec, cluster, batch)
     evaluator, check = space.evaluator, Verifier(space.problem)
     rows = space.random_batch(np.random.default_rng(5), 40).tolist()

@@ -59,7 +59,7 @@ def counted(space, lowered, rank, name, readers):
 
 
 @pytest.mark.parametrize("pp", [1, 2])
-def test_what_readers_want_unlike_lies_whole_and_its_gradient_is_reduced(pp, gpt, space):
+def test_a_weight_that_readers_split_differently_is_whole_and_its_gradient_reduced(pp, gpt, space):
     rng = np.random.default_rng(3)
     s = space(gpt(), "2x4xA100", 16, zero=0, pp=pp)
     unlike = 0
@@ -105,7 +105,7 @@ def test_three_readers_count_as_one(pp, space):
     assert several[3] if pp == 1 else several[1] and several[2]
 
 
-def test_zero_shards_once_what_lies_whole_because_readers_differ(gpt, space):
+def test_zero_shards_once_a_weight_that_is_whole_because_readers_differ(gpt, space):
     rng = np.random.default_rng(4)
     s = space(gpt(), "4xA100", 16, zero=3, pp=1, tp=1)
     for _ in range(40):

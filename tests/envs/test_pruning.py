@@ -102,7 +102,7 @@ def test_cuts_stay_near_an_even_split(mlp):
     assert narrower > 0
 
 
-def test_of_two_signatures_that_nobody_can_tell_apart_one_goes(mlp):
+def test_one_of_two_signatures_without_a_difference_is_pruned(mlp):
     s = build(mlp((64, 128, 64)), "2xV100", 8, pp=1, num_micro_batches=1)
     assert dominated_signatures(s).signatures.all()
     for number in range(len(s.group_rows)):

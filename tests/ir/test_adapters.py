@@ -30,5 +30,5 @@ def test_an_adapter_begins_where_its_layer_does(scaled):
 
 
 @pytest.mark.parametrize("unlike", [{"rank": 6}, {"same": False}])
-def test_other_products_are_none(unlike):
+def test_products_that_are_no_adapters_are_left_alone(unlike):
     assert not adapters(network(**unlike))

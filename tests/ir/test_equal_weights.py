@@ -72,7 +72,7 @@ def layers(weights):
     return [*nodes, node("Relu", [last], ["y"])]
 
 
-def test_a_fresh_bias_that_many_layers_read_is_one_of_each():
+def test_a_fresh_bias_that_many_layers_read_is_a_bias_of_each_layer():
     assert both(file(layers(SQUARE), {**SQUARE, "bias": np.zeros(8)})).num_parameters == 3 * (64 + 8)
     # Numbers that differ belong together, and so do the vectors of a layer that runs several times.
     assert both(file(layers(SQUARE), {**SQUARE, "bias": np.arange(8)})).num_parameters == 3 * 64 + 8
@@ -130,7 +130,7 @@ def test_what_the_exporter_wrote_as_constants_is_no_parameter():
     assert load_model(file(nodes, held)).num_parameters == 2 * 64 + 4 * 8 + 8
 
 
-def test_the_numbers_of_a_norm_without_parameters_are_none():
+def test_constants_of_a_norm_without_parameters_are_no_parameters():
     """The newer exporter calls them as it calls transposed weights, and ONNX Runtime drops the marks of all others."""
     nodes = [node("MatMul", ["x", "val_3"], ["m"]), node("LayerNormalization", ["m", "val_4", "val_5"], ["y"])]
     held = {"val_3": SQUARE["w0"], "val_4": np.ones(8), "val_5": np.zeros(8)}

@@ -123,7 +123,7 @@ def test_a_server_that_was_killed_is_started_again(server: ForkServer) -> None:
     assert server.ask(SIMPLE, 60) == (b"answered\n", 0)
 
 
-def test_it_cannot_start() -> None:
+def test_a_server_that_cannot_start_answers_like_a_killed_child() -> None:
     with contextlib.closing(ForkServer((sys.executable, "-c", "pass"), {})) as server:
         assert server.ask(SIMPLE, 60) == (b"", -signal.SIGKILL)
 

@@ -66,7 +66,7 @@ def run(program: str, *words: str) -> str:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux offers it")
-def test_nobody_who_reaches_nobody() -> None:
+def test_the_child_is_no_user_and_reaches_nobody() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         found = json.loads(run(CHILD, str(server.getsockname()[1])))
     if found is None:
@@ -79,12 +79,12 @@ def test_nobody_who_reaches_nobody() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux offers it")
-def test_where_they_are_refused_nothing_has_changed() -> None:
+def test_refused_namespaces_change_nothing() -> None:
     assert run(REFUSED).split() == ["False", "True"]
 
 
 @pytest.mark.slow
-def test_an_import_without_them_is_read_and_says_so_once(
+def test_an_import_without_namespaces_is_read_and_logged_once(
     light: Callable[[str], bytes], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # A second thread makes the kernel refuse: the same answer as of one without namespaces.

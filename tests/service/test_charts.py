@@ -167,7 +167,9 @@ def test_notebooks_show_tables_and_pictures(
     assert "table" in tags(shown(result.plan))
 
 
-def test_who_draws_is_found_by_the_entry_points_of_the_package(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drawing_functions_are_found_by_the_entry_points_of_the_package(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = Path(__file__).resolve().parents[2]
     named = tomllib.loads((root / "pyproject.toml").read_text())["project"]["entry-points"][notebook.GROUP]
     points = [EntryPoint(name, value, notebook.GROUP) for name, value in named.items()]

@@ -127,7 +127,7 @@ def test_an_estimate_loads_only_what_it_needs() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_it_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"automap {version()}\n"
 

@@ -219,7 +219,7 @@ def test_an_address_with_a_path_too_much(api: httpx.Client) -> None:
     ("status", "more"),
     [(200, {"text": "<html>"}), (200, {"json": [1]}), (403, {"json": ["no"]}), (403, {"json": {"status": "error"}})],
 )
-def test_somebody_else_there(status: int, more: dict[str, Any]) -> None:
+def test_an_answer_of_another_server_is_an_error(status: int, more: dict[str, Any]) -> None:
     transport = httpx.MockTransport(lambda request: httpx.Response(status, **more))
     with AutomapClient("http://x", transport=transport) as client, pytest.raises(RemoteError, match="Not an AutoMAP"):
         client.version()

@@ -80,7 +80,7 @@ def outcomes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Plan]]:
     return given
 
 
-def test_the_plan_measured_fastest_leaves(outcomes: Callable[..., list[Plan]]) -> None:
+def test_the_plan_that_was_measured_fastest_is_returned(outcomes: Callable[..., list[Plan]]) -> None:
     tried = outcomes(8.0, "out_of_memory", 0.5)
     plan, told = run(request())
     assert plan.search is not None and plan.estimate is not None and plan.measured is not None

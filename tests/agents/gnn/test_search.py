@@ -86,7 +86,7 @@ def test_a_plan_where_nothing_takes_time_has_no_ratios():
 
 
 @pytest.mark.parametrize("simulated", [False, True])
-def test_a_walk_keeps_its_books(simulated):
+def test_a_walk_keeps_its_sums_up_to_date(simulated):
     one, rng = simulator(MIDDLE, 0), np.random.default_rng(0)
     start = place_by_flows(one, rng)
     begin_s = float(one.makespans([start])[0]) if simulated else 1.0

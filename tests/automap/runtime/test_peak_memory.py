@@ -24,7 +24,7 @@ def test_peak_of_a_step_with_a_known_answer():
     assert 4 * MIB <= extra <= 4 * MIB + 64
 
 
-def test_what_was_there_counts_once():
+def test_what_was_in_memory_before_a_step_counts_once():
     kept = [torch.zeros(MIB) for _ in range(2)]
     views = [t[1:] for t in kept]
     with PeakMemory() as memory:
