@@ -47,7 +47,8 @@ from automap.problem import Problem
 from automap.search_record import SearchRecord
 from automap.space.changes import changes_of_plans, shortage
 from automap.space.idle_hints import idle_hints
-from automap.space.target_limits import has_attention, why_whole
+from automap.space.target_limits import why_whole
+from automap.space.target_patterns import has_attention
 from automap.verify import Verifier
 
 LOOK_SHARE = 0.2

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from automap.arrays import Floats, Ints, Mask
-from automap.bounds.kernels.step_many import BEGIN, EpisodeArrays, LowerBounds, step_many
+from automap.bounds.kernels.cut_bounds import LowerBounds
+from automap.bounds.kernels.step_many import BEGIN, EpisodeArrays, step_many
 from automap.bounds.kernels.unit_lower_bounds import UnitBounds, forced_signatures, unit_lower_bounds
 from automap.price.lowered_plan import RECOMPUTE_MODES, spread
 from automap.space.shape import Shape

@@ -13,8 +13,9 @@ import numpy as np
 from numba import boolean, float64, int64, types, void
 
 from automap.bounds.kernels.corrections import correction
+from automap.bounds.kernels.cut_bounds import LOWER_BOUNDS
 from automap.bounds.kernels.known_plans import KNOWN, compare, find_best, follow_known, worth
-from automap.bounds.kernels.step_many import EPISODES, LOWER_BOUNDS, WAIT, step_one
+from automap.bounds.kernels.step_many import EPISODES, WAIT, step_one
 from automap.jit import borrowing, kernel
 from automap.price.kernels.array_types import Floats, Ints, Ints2, Mask, tuple_type
 from automap.price.kernels.hashes import SEEDS, mix
@@ -420,15 +421,14 @@ def _step_and_complete(compiled, bounds, episodes, known, actions, scratch):
 def step_and_complete(compiled, bounds, episodes, known, actions):
     """Takes one decision of every plan as `step_many` does, and prices completions after the values of the next one.
 
-    Slots that are not asked follow the best known plan that agrees with the decisions. A plan is decided and completed
-    in the same memory before the next plan is: what is known of its units is then still in the processor's caches.
+    Slots that are not asked follow the best known plan that agrees with the decisions. Each plan is decided and then
+    completed before the next one, while what is known of its units is in the processor's caches.
 
     For a signature there are two completions: by the known plan, and by `_likewise`, which continues the decisions
     before. The better one counts, since sharding often saves time only if several operators are sharded together.
 
     Args:
-        compiled: whose cache is read and written.
-        bounds: of the space.
+        compiled, bounds: of the space; the cache is read and written.
         episodes: the plans; read and written.
         known: `completed`, `worth`, `least`, `is_followed`, `best_values` and `best_s` are written.
         actions: [episodes] see `step_many`.
