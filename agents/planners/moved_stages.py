@@ -7,72 +7,121 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from agents.incumbent import Incumbent
 from agents.planners.chunk_moves import moves_of, none_is_empty
-from agents.planners.stage_table import FEW_DEVICES
-from agents.planners.staged_plan import StagedPlan, fastest_staged, lower_staged
+from agents.planners.stage_table import FEW_DEVICES, Strategy
+from agents.planners.staged_plan import StageChoice, StagedPlan, data_parallel, fastest_staged, lower_staged
+from automap.arrays import Ints
+from automap.space.space import PlanSpace
 
-MOST_MOVES = 12
-"""Largest number of moves that are made (assumed)."""
 SLOWEST = 2
-"""Only moves are tried that give less work or more devices to one of so many slowest stages (assumed)."""
+"""Number of stages, the slowest ones first, that a move may relieve (assumed)."""
 PARTS = 16
 """On a large cluster, one of so many equal parts of its devices moves at a time (assumed)."""
 FARTHEST = 8
 """Largest distance, in stages, between the two stages of a move (assumed)."""
 
 
-def moved(incumbent: Incumbent, plan: StagedPlan) -> StagedPlan:
-    """Moves a unit, some devices, or both from one stage to another, as long as that makes the plan faster.
+def moved(incumbent: Incumbent, plan: StagedPlan, *, everywhere: bool = False) -> StagedPlan:
+    """A plan of which a unit, some devices, or both have moved from one stage to another, as long as that gains.
 
-    On up to `FEW_DEVICES` devices one device moves at a time; on more, those of a host, or 1 / `PARTS` of the cluster.
+    Moves are tried that leave one of the slowest stages fewer units or more devices.
 
     Args:
-        incumbent: prices the plans, and says when the budget has ended.
-        plan: the plan to begin with.
+        incumbent: is charged for the plans that are priced.
+        plan: a plan without virtual stages.
+        everywhere: whether moves that relieve other stages are tried too where none of the slowest ones gains, the
+            slower stages first.
+    """
+    space, at = incumbent.space, 0
+    while at < len(plan.stages):
+        ranks = space.evaluator.evaluate(lower_staged(space, plan)).ranks
+        slowest = np.argsort(ranks["bubble_s"] - ranks["end_s"], kind="stable")[at : at + SLOWEST]
+        best, *_ = [*fastest_staged(incumbent, [plan, *_relieved(incumbent, plan, slowest)], 1), plan]
+        if incumbent.finished or (best is plan and not everywhere):
+            return best
+        at = at + SLOWEST if best is plan else 0
+        plan = best
+    return plan
 
-    Returns:
-        The best plan found.
+
+def _relieved(incumbent: Incumbent, plan: StagedPlan, stages: Ints) -> list[StagedPlan]:
+    """Plans in which one of some stages has a unit less or more devices.
+
+    A stage gets so many devices that its fullest replica has a sample less; or one device, on more than `FEW_DEVICES` a
+    host or a sixteenth of the cluster.
     """
     space = incumbent.space
     samples = space.problem.training.global_batch // plan.num_micro_batches
+    moves = moves_of(len(plan.stages) - 1, FARTHEST)
+    # By how much stages get longer, [n, stages].
+    longer = np.diff(np.pad(moves, ((0, 0), (1, 1))), axis=1)
+    moves, longer = (of[(longer[:, stages] != 0).any(axis=1)] for of in (moves, longer))
+    is_shorter, is_wider = ((sign * longer[:, stages] > 0).any(axis=1) for sign in (-1, 1))
+    taken = np.array([_for_a_sample_less(stage, samples) for stage in plan.stages])[longer.argmax(axis=1)]
+    ends = np.array([stage.end for stage in plan.stages[:-1]]) + moves
+    counts = np.cumsum([len(stage.devices) for stage in plan.stages])
+    has_units = none_is_empty(ends, space.num_units)
+    found = [_with_ends(plan, to) for to in ends[has_units & is_shorter].tolist()]
+    for step in [taken, *(np.full(len(moves), fixed) for fixed in _steps(space))]:
+        places = counts[:-1] + step[:, None] * moves
+        has_devices = (step > 0) & none_is_empty(places, int(counts[-1]))
+        found += [_with_counts(plan, to) for to in places[has_devices & is_wider].tolist()]
+        both = has_units & has_devices
+        pairs = zip(ends[both].tolist(), places[both].tolist(), strict=True)
+        found += [_with_counts(_with_ends(plan, to), at) for to, at in pairs]
+    strategies = {id(one.signatures): _strategy(space, one) for one in plan.stages}
+    legal = (_shared(other, samples, strategies) for other in found)
+    return list({tuple((s.end, s.devices) for s in other.stages): other for other in legal if other}.values())
+
+
+def _strategy(space: PlanSpace, stage: StageChoice) -> Strategy:
+    """The strategy of a stage."""
+    if stage.signatures is None:
+        return Strategy(tp=1, signatures=data_parallel(space.evaluator, len(space.axes)))
+    return Strategy.of(space, stage.tp, stage.signatures)
+
+
+def _shared(plan: StagedPlan, samples: int, strategies: Mapping[int, Strategy]) -> StagedPlan | None:
+    """A plan whose stages can all share the samples of a micro-batch: a stage whose two axes split the batch, which no
+    longer divides over them, has one axis instead. None where a stage cannot share them.
+
+    Args:
+        plan: a plan.
+        samples: samples of a micro-batch.
+        strategies: the strategy of each stage, by the identity of its signatures.
+    """
+    stages = []
+    for stage in plan.stages:
+        strategy = strategies[id(stage.signatures)]
+        if strategy.fits(len(stage.devices), samples):
+            stages.append(stage)
+        elif strategy.splits_batch and len(stage.devices) <= samples:
+            stages.append(replace(stage, tp=1, signatures=None))
+        else:
+            return None
+    return replace(plan, stages=tuple(stages))
+
+
+def _steps(space: PlanSpace) -> list[int]:
+    """Numbers of devices that move whatever the samples: parts of hosts are no step on large clusters."""
+    devices = space.meshes.devices
+    if devices <= FEW_DEVICES:
+        return [1]
     host = math.gcd(*(one.num_devices for one in space.problem.cluster.hosts))
-    # On large clusters only whole hosts move.
-    steps = (
-        [1]
-        if space.meshes.devices <= FEW_DEVICES
-        else sorted({host, max(space.meshes.devices // PARTS // host * host, host)})
-    )
-    for _ in range(MOST_MOVES):
-        ranks = space.evaluator.evaluate(lower_staged(space, plan)).ranks
-        slowest = np.argsort(ranks["bubble_s"] - ranks["end_s"], kind="stable")[:SLOWEST]
-        moves = moves_of(len(plan.stages) - 1, FARTHEST)
-        # [n, slowest stages] by how many units, or devices, each of them gets larger.
-        longer = np.diff(np.pad(moves, ((0, 0), (1, 1))), axis=1)[:, slowest]
-        moves = moves[(longer != 0).any(axis=1)]
-        longer = longer[(longer != 0).any(axis=1)]
-        ends = np.array([stage.end for stage in plan.stages[:-1]]) + moves
-        counts = np.cumsum([len(stage.devices) for stage in plan.stages])
-        has_units = none_is_empty(ends, space.num_units) & (longer < 0).any(axis=1)
-        others = [_with_ends(plan, to) for to in ends[has_units].tolist()]
-        for step in steps:
-            places = counts[:-1] + step * moves
-            has_devices = none_is_empty(places, int(counts[-1])) & (longer > 0).any(axis=1)
-            others += [_with_counts(plan, to) for to in places[has_devices].tolist()]
-            both = none_is_empty(ends, space.num_units) & none_is_empty(places, int(counts[-1]))
-            pairs = zip(ends[both].tolist(), places[both].tolist(), strict=True)
-            others += [_with_counts(_with_ends(plan, to), at) for to, at in pairs]
-        others = [other for other in others if _is_possible(other, samples)]
-        best, *_ = [*fastest_staged(incumbent, [plan, *others], 1), plan]
-        if best is plan or incumbent.finished:
-            break
-        plan = best
-    return plan
+    return sorted({host, max(devices // PARTS // host * host, host)})
+
+
+def _for_a_sample_less(stage: StageChoice, samples: int) -> int:
+    """How many devices more a stage needs for its fullest replica to have a sample less; 0 if it has only one."""
+    replicas = len(stage.devices) // stage.tp
+    fewer = -(-samples // replicas) - 1
+    return (-(-samples // fewer) - replicas) * stage.tp if fewer else 0
 
 
 def _with_ends(plan: StagedPlan, ends: Sequence[int]) -> StagedPlan:
@@ -102,9 +151,3 @@ def _with_counts(plan: StagedPlan, ends: Sequence[int]) -> StagedPlan:
         replace(stage, devices=tuple(order[begin:end])) for stage, (begin, end) in zip(plan.stages, places, strict=True)
     ]
     return replace(plan, stages=tuple(stages))
-
-
-def _is_possible(plan: StagedPlan, samples: int) -> bool:
-    """Whether the devices of every stage are a multiple of its inner axis, and each replica has a sample."""
-    sizes = [(len(stage.devices), stage.tp) for stage in plan.stages]
-    return all(devices % tp == 0 and devices // tp <= samples for devices, tp in sizes)

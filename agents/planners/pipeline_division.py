@@ -37,7 +37,7 @@ from agents.planners.device_partition import Partition
 from agents.planners.galvatron import layered
 from agents.planners.moved_stages import moved
 from agents.planners.piper import OFFERED, ORDERS, piper_partitions
-from agents.planners.stage_table import StageTable, Strategy, megatron_strategies
+from agents.planners.stage_table import StageTable, Strategy, aligned_sizes, megatron_strategies, tiles_suffice
 from agents.planners.staged_plan import StagedPlan, fastest_staged, price_staged
 from agents.sampling.expert import Grid
 from automap.schedule import SPLIT_KINDS
@@ -118,9 +118,14 @@ def divide_pipelines(incumbent: Incumbent, grid: Grid) -> None:
             with _share(incumbent, ORDERED, ORDERED):
                 tried += _listed(incumbent, divided)
         incumbent.searcher = "piper"
+        found: Priced = []
         for plan in _unlike(tried)[:MOVED]:
             if not incumbent.finished:
-                price_staged(incumbent, [moved(incumbent, plan)])
+                better = moved(incumbent, plan)
+                found.append((price_staged(incumbent, [better]), better))
+        for plan in _unlike(found):
+            if not incumbent.finished:
+                price_staged(incumbent, [moved(incumbent, plan, everywhere=True)])
 
 
 def _share(incumbent: Incumbent, evaluations: float, seconds: float) -> AbstractContextManager[None]:
@@ -363,7 +368,8 @@ def _promising(table: StageTable, entries: float) -> list[Partition]:
                 return
 
     balanced = list(limited(piper_partitions(table)))
-    others = limited(inter_operator(table)) if table.entries < entries else ()
+    known = balanced if tiles_suffice(len(table.order), aligned_sizes(table)) else ()
+    others = limited(inter_operator(table, known)) if table.entries < entries else ()
     distinct = {partition.stages: partition for partition in itertools.chain(balanced, others)}
     ranked = sorted(distinct.values(), key=table.latency_s)
     of_numbers: dict[int, Partition] = {}

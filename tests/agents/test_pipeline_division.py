@@ -21,10 +21,12 @@ from agents.sampling.expert import price_grid
 from automap.cluster import parse_cluster
 from automap.plan import Plan
 from automap.price.estimate import price
+from automap.price.plan_writer import to_plan
 from automap.problem import Problem
 from automap.space.space import PlanSpace
 from automap.verify import Verifier
 from ir import zoo
+from ir.profile_import import load_profile
 
 MODEL = "bert:layers=8,hidden=1024,heads=16,seq_len=128,vocab_size=8192"
 """Ten units."""
@@ -234,6 +236,72 @@ def test_units_and_devices_move_as_long_as_that_gains():
     ends = [stage.end for stage in found.stages]
     assert ends == sorted(set(ends)) and ends[-1] == incumbent.space.num_units
     assert [device for stage in found.stages for device in stage.devices] == list(range(11))
+
+
+def measured_layers(cluster, batch, seed=0):
+    """The space of a chain of measured layers whose plans have 1F1B order and no ZeRO."""
+    rng = np.random.default_rng(seed)
+    nodes = [
+        f"node{number} -- layer -- forward_compute_time={spent:.3f}, backward_compute_time={2 * spent:.3f}, "
+        f"activation_size={kept:.0f}, parameter_size={state:.0f}"
+        for number, (spent, kept, state) in enumerate(np.exp(rng.normal((0.5, 15.5, 18.0), 0.7, (12, 3))), 1)
+    ]
+    edges = [f"\tnode{number} -- node{number + 1}" for number in range(1, 12)]
+    graph = load_profile("\n".join([*nodes, *edges]) + "\n", name="chain", batch=8)
+    fix = {"schedule": "1f1b", "virtual_stages": 1, "zero": 0}
+    return PlanSpace(Problem.build(graph, parse_cluster(cluster), {"global_batch": batch}, {"fix": fix}))
+
+
+def test_after_moves_everywhere_no_single_move_gains():
+    """Every unit, and every device or as many as a sample less takes, from one stage to any other."""
+    space = measured_layers("8x1xV100-16GB@25Gbit", 64)
+    incumbent = Incumbent(space, Budget(evaluations=10_000), searcher="piper")
+
+    def plan_of(ends, counts):
+        places = np.cumsum([0, *counts]).tolist()
+        devices = [tuple(range(a, b)) for a, b in itertools.pairwise(places)]
+        stages = tuple(StageChoice(end=e, devices=d) for e, d in zip(ends, devices, strict=True))
+        return StagedPlan(stages=stages, num_micro_batches=4)
+
+    def seconds(plan):
+        return space.evaluator.evaluate(lower_staged(space, plan)).step_time_s
+
+    begin = plan_of((3, 6, 9, 12), (2, 2, 2, 2))
+    found = moved(incumbent, begin, everywhere=True)
+    assert seconds(found) <= seconds(moved(incumbent, begin)) < seconds(begin)
+    ends, counts = [s.end for s in found.stages], [len(s.devices) for s in found.stages]
+    tried = 0
+    for a, b in itertools.permutations(range(4), 2):
+        for units, devices in itertools.product((0, 1), (0, 1, 2, 3)):
+            lengths, others = np.diff([0, *ends]), np.array(counts)
+            lengths[a], lengths[b] = lengths[a] - units, lengths[b] + units
+            others[a], others[b] = others[a] + devices, others[b] - devices
+            fewer_samples = devices in (0, 1, -(-16 // max(-(-16 // counts[a]) - 1, 1)) - counts[a])
+            if lengths.min() > 0 and others.min() > 0 and others.max() <= 16 and fewer_samples:
+                tried += 1
+                other = plan_of(np.cumsum(lengths).tolist(), others.tolist())
+                assert seconds(other) >= seconds(found) * (1.0 - 1e-9)
+    assert tried > 10
+
+
+def test_moves_leave_no_plan_that_breaks_rules():
+    """Two axes split the samples of a stage, which divide over them with some numbers of devices only."""
+    space = measured_layers("6x4xV100-16GB@100Gbit", 240)
+    two_level = [one for one in megatron_strategies(space) if one.splits_batch]
+    assert two_level
+    (signatures,) = {id(one.signatures): one.signatures for one in two_level if one.tp == 4}.values()
+    incumbent = Incumbent(space, Budget(evaluations=10_000), searcher="piper")
+    changed = 0
+    for ends in itertools.combinations(range(2, 11), 2):
+        stages = [
+            StageChoice(end=end, devices=tuple(range(first, first + 8)), tp=4, signatures=signatures)
+            for first, end in zip((0, 8, 16), (*ends, 12), strict=True)
+        ]
+        found = moved(incumbent, StagedPlan(stages=tuple(stages), num_micro_batches=6), everywhere=True)
+        changed += [len(stage.devices) for stage in found.stages] != [8, 8, 8]
+        plan = to_plan(lower_staged(space, found), space.evaluator)
+        assert not incumbent.verifier.violations(plan, memory=False)
+    assert changed > 3
 
 
 def test_pipelines_are_found_where_the_space_has_only_slow_ones():
