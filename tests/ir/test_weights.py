@@ -453,6 +453,19 @@ def test_a_buffer_that_the_exporter_made_again_is_no_parameter():
         assert {p.name for p in load_model(strip(data).data).parameters} == names
 
 
+def test_a_plain_tensor_of_a_module_is_no_parameter():
+    """As VideoMAE's sinusoids of positions, whose name is that of a parameter."""
+    stored = [weight("m.w", 8, 8), weight("m.position_embeddings", 8)]
+    for kind, names in (("PARAMETER", {"m.w", "m.position_embeddings"}), ("CONSTANT_TENSOR", {"m.w"})):
+        inner = [value("m.w", 8, 8), value("m.position_embeddings", 8)]
+        for declared, its in zip(inner, ("PARAMETER", kind), strict=True):
+            declared.metadata_props.add(key=KIND_KEY, value=its)
+        nodes = [node("MatMul", ["x", "m.w"], ["h"]), node("Add", ["h", "m.position_embeddings"], ["y"])]
+        data = model(nodes, stored, inner=inner)
+        assert {p.name for p in load_model(data).parameters} == names
+        assert {p.name for p in load_model(strip(data).data).parameters} == names
+
+
 def test_a_weight_behind_a_function_of_one_operand():
     """As the decay of a state-space model, which is stored as its logarithm."""
     nodes = [node("Exp", ["p"], ["e"]), node("Neg", ["e"], ["n"]), node("Mul", ["x", "n"], ["y"])]

@@ -201,4 +201,6 @@ def stored_role(name: str, stored: Stored, guess: Mapping[str, TensorRole], para
     """
     if any(fnmatchcase(name, pattern) for pattern in parameters) or stored.kind == "PARAMETER":
         return "parameter"
+    if stored.kind == "CONSTANT_TENSOR":
+        return "constant"  # a plain tensor among the attributes of a module, whatever its name
     return "buffer" if stored.kind == "BUFFER" else guess.get(name, "constant")
