@@ -32,6 +32,7 @@ from ir.onnx.rewrites.caches import without_cache_branch, without_caches
 from ir.onnx.rewrites.computed_tables import computed_tables
 from ir.onnx.rewrites.contributed import standard
 from ir.onnx.rewrites.dropped_biases import restore_biases
+from ir.onnx.rewrites.empty_parts import without_empty_parts
 from ir.onnx.rewrites.equal_weights import separate_fresh, tied_heads
 from ir.onnx.rewrites.exporter_quirks import folded_parameters, mark_weights, separate, tied, unfolded, unmerged
 from ir.onnx.rewrites.folded_norms import restored_norms, seem_folded
@@ -77,7 +78,7 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
     read = needed(read, written)
     tensors |= dequantised(read, tensors) if needs_values else {}
     nodes, warnings = in_floats(standard(read), stored, marked=marked)
-    nodes = needed(nodes, written)
+    nodes = needed(without_empty_parts(nodes, stored), written)
     if needs_values:
         note_periods(nodes, stored, {name: tensors[name] for name in unmarked & stored.keys()})
     if not marked:
