@@ -8,12 +8,12 @@ queries, keys and values share one collective.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from automap.runtime.tensor_layout import TensorLayouts
 from automap.runtime.trainer.module_tree import is_called, unit_paths
@@ -77,8 +77,8 @@ class _Entered:
     """A forward method whose arguments change their placement first.
 
     The argument of a border is found in the first pass, which has random data: it is the first argument with the shape
-    of the border's tensor. In all later passes it is the argument at the same position. A module that is called several
-    times has one border for each call, all alike.
+    of the border's tensor with which the code runs. In all later passes it is the argument at the same position. A
+    module that is called several times has one border for each call, all alike.
     """
 
     def __init__(self, forward: Callable[..., Any], borders: Sequence[Border], layouts: TensorLayouts) -> None:
@@ -87,31 +87,58 @@ class _Entered:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, structure = tree_flatten((args, kwargs))
-        self._moves = self._moves or self._placed(leaves)
-        for place, move in self._moves.items():
+        if self._moves:
+            return self._run(leaves, structure, self._moves)
+        first: RuntimeError | None = None
+        for moves in self._placements(leaves, self._borders, {}):
+            try:
+                found = self._run(leaves, structure, moves)
+            except RuntimeError as fault:
+                # A split tensor of the same shape may be another argument. All ranks fail alike, by its shape.
+                first = first or fault
+            else:
+                self._moves = moves
+                return found
+        assert first is not None
+        raise first
+
+    def _run(self, leaves: Sequence[Any], structure: TreeSpec, moves: Mapping[int, Move]) -> Any:
+        """Runs the code after the arguments at some positions have changed their placement."""
+        leaves = list(leaves)
+        for place, move in moves.items():
             given, made = leaves[place], moved(leaves[place], move, self._layouts)
             # Attention may be handed one tensor as what asks and as what is asked.
             for other, leaf in enumerate(leaves):
-                if leaf is given and (other == place or other not in self._moves):
+                if leaf is given and (other == place or other not in moves):
                     leaves[other] = made
         args, kwargs = tree_unflatten(leaves, structure)
         return self._forward(*args, **kwargs)
 
-    def _placed(self, leaves: Sequence[Any]) -> dict[int, Move]:
-        """The position of the argument of each border -> its change of placement."""
-        found: dict[int, Move] = {}
-        seen: list[Border] = []
-        for border in self._borders:
-            place = self._place(border, leaves, found)
-            if place is not None:
-                found[place] = border.move
-                seen.append(border)
-            elif not any(replace(other, name=border.name) == border for other in seen):
-                raise ValueError(f"no argument has the shape {border.shape} of {border.name}")
-        return found
+    def _placements(
+        self, leaves: Sequence[Any], left: Sequence[Border], found: dict[int, Move]
+    ) -> Iterator[dict[int, Move]]:
+        """Yields the positions that the arguments of all borders may have, each with its change of placement; those of
+        the first arguments come first.
 
-    def _place(self, border: Border, leaves: Sequence[Any], taken: Collection[int]) -> int | None:
-        """The position of the first argument that fits a border and that no border before it has taken."""
+        Args:
+            leaves: the arguments.
+            left: the borders that have no position yet.
+            found: the positions of the others.
+        """
+        if not left:
+            yield found
+            return
+        border, seen = left[0], self._borders[: len(self._borders) - len(left)]
+        places = list(self._places(border, leaves, found))
+        if not places and not any(replace(other, name=border.name) == border for other in seen):
+            raise ValueError(f"no argument has the shape {border.shape} of {border.name}")
+        for place in places:
+            yield from self._placements(leaves, left[1:], {**found, place: border.move})
+        if not places:
+            yield from self._placements(leaves, left[1:], found)
+
+    def _places(self, border: Border, leaves: Sequence[Any], taken: Collection[int]) -> Iterator[int]:
+        """Yields the positions of the arguments that fit a border and that no border before it has taken."""
         shape = list(border.shape)
         if border.move.given >= 0:
             shape[border.move.given] //= self._layouts.mesh.axes[0].size
@@ -119,5 +146,4 @@ class _Entered:
             if place not in taken and isinstance(leaf, Tensor) and leaf.ndim == len(shape):
                 dims = zip(leaf.shape, shape, strict=True)
                 if all(size == wanted for i, (size, wanted) in enumerate(dims) if i != border.batch_dim):
-                    return place
-        return None
+                    yield place

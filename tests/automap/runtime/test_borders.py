@@ -62,6 +62,30 @@ def test_a_tensor_that_is_handed_over_twice_is_moved_once_for_both(entered):
     assert forward(y, y) == [(2, 8, 4)] * 2
 
 
+def test_of_two_arguments_of_one_shape_that_is_moved_with_which_the_code_runs(monkeypatch):
+    """As in the output of attention, whose heads are split, and the residual is split alike (ELECTRA)."""
+    seen = []
+    monkeypatch.setattr(borders, "moved", lambda x, move, layouts: x.repeat_interleave(2, 2))
+    axis = Axis(name="tp", number=0, size=2, index=0, group=None)
+
+    def output(hidden, residual):
+        seen.append(1)
+        return hidden @ torch.ones(2, 4) + residual
+
+    module = torch.nn.Module()
+    module.forward = output
+    move = Move(given=2, wanted=BROADCAST, gradient=BROADCAST)
+    borders.enter_by_borders(module, [border("linear", 1, 8, 4, move=move)], layouts_of(axis))
+    heads, residual = torch.zeros(2, 8, 2), torch.ones(2, 8, 2)
+    for passes in (2, 3):
+        torch.testing.assert_close(module.forward(heads, residual), torch.ones(2, 8, 4))
+        assert len(seen) == passes, "it is found once"
+    module.forward = output
+    borders.enter_by_borders(module, [border("linear", 1, 8, 4, move=move)], layouts_of(axis))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        module.forward(heads, torch.zeros(2, 3))
+
+
 def test_a_border_without_an_argument_is_refused_each_time(entered):
     other = Move(given=BROADCAST, wanted=1, gradient=1)
     forward, _ = entered(border("x", 1, 8, 4), border("other", 1, 4, 4, move=other))
