@@ -79,6 +79,7 @@ class RedisServer:
     def start(self) -> None:
         """Starts it and waits until it takes connections."""
         with self._log.open("ab") as log:
+            before = log.tell()
             self._process = subprocess.Popen(
                 lifetime.command(signal.SIGKILL, self._words),
                 stdout=log,
@@ -88,7 +89,12 @@ class RedisServer:
         while True:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1) as one:
                 one.sendall(b"PING\r\n")
-                if (answer := one.recv(64)) and not answer.startswith(b"-LOADING"):
+                answer = one.recv(64)
+                # Who is not known is refused also while it loads; then its log says when it is ready. A sentinel loads
+                # nothing.
+                is_known = "--sentinel" in self._words or not answer.startswith(b"-NOAUTH")
+                is_ready = is_known or b"Ready to accept" in self._log.read_bytes()[before:]
+                if answer and not answer.startswith(b"-LOADING") and is_ready:
                     return
             assert self._process.poll() is None and time.monotonic() < ends, self._log.read_text()
             time.sleep(0.01)
