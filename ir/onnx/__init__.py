@@ -1,1 +1,1 @@
-"""The rim: the only modules that read ONNX protobuf. Weights are never read."""
+"""Import of ONNX files: the only modules that read ONNX protobuf. The numbers of weights are never read."""

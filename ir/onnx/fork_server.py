@@ -1,9 +1,9 @@
-"""A process that has imported everything, and forks a child for every task: a child is there in milliseconds.
+"""A server process that has imported all modules and forks a child for every task, which takes milliseconds.
 
-One task = one child, so nothing of a task reaches the next one: the server never reads what a task says. A child has
-the socket of its task and no other open file of the server's. It is killed, with the processes that it started, when
-the client gives up or dies. Server and children end when the process that started the server ends, for whatever reason.
-The server is independent of what the tasks are.
+Tasks are isolated from each other: each has its own child, and the server never reads the contents of a task. A child
+inherits the socket of its task and no other open file of the server. It is killed, together with the processes that it
+started, when the client gives up or dies. Server and children end when the process that started the server ends, for
+whatever reason. The server does not depend on the kind of tasks.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from ir.lifetime import die_with_parent
 _MOST_READ = 1 << 20
 """Bytes that are read from a socket at a time."""
 _END_S = 5.0
-"""Seconds after which a server that should end is killed."""
+"""Seconds that a server is given to end before it is killed."""
 
 
 class ForkServer:
-    """The parent's side: it starts the server at the first task, and again should it be gone.
+    """The client of a server process, which it starts at the first task, and again if the server has died.
 
     Args:
-        command: starts a program that calls `serve`.
-        environment: its environment.
+        command: command of a program that calls `serve`.
+        environment: environment of that program.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -44,7 +44,7 @@ class ForkServer:
         atexit.register(self.close)
 
     def start(self) -> None:
-        """Starts the server, unless it runs; it is ready some time later."""
+        """Starts the server unless it is running; does not wait until it is ready."""
         with self._lock:
             self._start()
 
@@ -54,26 +54,26 @@ class ForkServer:
             self._close()
 
     def ask(self, task: bytes, within_s: float) -> tuple[bytes, int]:
-        """What a child writes, and how it ends.
+        """Runs a task in a child.
 
         Args:
-            task: what the child reads from its socket.
+            task: bytes that the child reads from its socket.
             within_s: seconds after which the child is killed.
 
         Returns:
-            The answer, and the child's exit status: negative = the signal that ended it.
+            the bytes that the child writes, and its exit status; a negative status is the signal that ended it.
 
         Raises:
-            TimeoutError: it took too long.
+            TimeoutError: the child took longer than `within_s`.
         """
         ends_at = time.monotonic() + within_s
         answer, status = self._asked(task, ends_at)
-        if status is None:  # the server itself was killed, for no fault of the task
+        if status is None:  # the server itself was killed, not because of the task
             answer, status = self._asked(task, ends_at)
         return answer, -signal.SIGKILL if status is None else status
 
     def _asked(self, task: bytes, ends_at: float) -> tuple[bytes, int | None]:
-        """The answer of a child and its status; None = the server has died."""
+        """The answer of a child and its exit status; status None: the server has died."""
         ours, theirs = socket.socketpair()
         ended, end = os.pipe()
         with ours, os.fdopen(ended, "rb", buffering=0) as told:
@@ -83,14 +83,14 @@ class ForkServer:
                 theirs.close()
                 os.close(end)
             answer = _exchange(ours, task, ends_at)
-            # At once, unless a child closes its end and goes on.
+            # The status follows at once, unless a child closes its socket and continues to run.
             if not _is_readable(told, ends_at):
                 raise TimeoutError
             status = told.read(4)
         return answer, int.from_bytes(status, "little", signed=True) if status else None
 
     def _hand_over(self, *files: int) -> None:
-        """Gives the server the files of a task."""
+        """Passes the open files of a task to the server."""
         with self._lock:
             for _ in range(2):
                 control = self._start()
@@ -132,14 +132,17 @@ class ForkServer:
 
 
 def _is_readable(file: IO[bytes], ends_at: float) -> bool:
-    """Whether a file can be read, or has ended, in time; `select.select` knows only files with low numbers."""
+    """Waits until a file is readable or at its end; returns False after `ends_at`.
+
+    Unlike `select.select`, it supports file descriptors of any size.
+    """
     poll = select.poll()
     poll.register(file, select.POLLIN)
     return bool(poll.poll(max(ends_at - time.monotonic(), 0.0) * 1000))
 
 
 def _exchange(ours: socket.socket, task: bytes, ends_at: float) -> bytes:
-    """What the other end of a socket writes until it closes it, while it reads the task or does not."""
+    """Sends a task over a socket, and returns all bytes that the other end writes, whether it reads the task or not."""
     ours.setblocking(False)
     rest, answer, poll = memoryview(task), bytearray(), select.poll()
     poll.register(ours, select.POLLIN | select.POLLOUT)
@@ -172,8 +175,8 @@ def serve(work: Callable[[], int]) -> None:
     """Forks a child for every task that arrives on standard input, until that is closed.
 
     Args:
-        work: does a task in a child of one thread, which reads it from standard input and writes the answer to
-            standard output; returns the exit status.
+        work: function that performs a task in a single-threaded child: it reads the task from standard input, writes
+            the answer to standard output, and returns the exit status.
     """
     server = _Server(work)
     try:
@@ -188,7 +191,7 @@ class _Server:
         self._control = socket.socket(fileno=os.dup(0))
         self._poll = select.poll()
         self._children: dict[int, int] = {}
-        """Process -> the pipe on which its end is told."""
+        """Process -> the pipe to which its exit status is written."""
         self._woken, wake = os.pipe()
         os.set_blocking(wake, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -207,7 +210,7 @@ class _Server:
                 elif file == self._woken:
                     os.read(self._woken, 512)
                     self._reap()
-                else:  # nobody waits for the answer any more, of a child that may just have ended too
+                else:  # the client has given up; the child may have ended in the meantime
                     for child, end in self._children.items():
                         if end == file:
                             self._poll.unregister(file)
@@ -225,7 +228,7 @@ class _Server:
             self._be_child(task, parent)
         os.close(task)
         self._children[child] = end
-        self._poll.register(end, 0)  # of which the end of the reader is told all the same
+        self._poll.register(end, 0)  # an event mask of 0 still reports that the reader has closed the pipe
 
     def _be_child(self, task: int, parent: int) -> None:
         status = 1
@@ -255,8 +258,8 @@ class _Server:
 
 
 def _kill(child: int) -> None:
-    """Kills a child that has not been waited for, and what it started."""
+    """Kills a child that has not been waited for, and all processes that it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
-    # Before it has a group of its own.
+    # In case the child has not yet created its process group.
     os.kill(child, signal.SIGKILL)

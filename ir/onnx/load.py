@@ -1,4 +1,7 @@
-"""ONNX bytes to Graph: roles, symbolic dims, folding, canonical operators. Weights are never read."""
+"""Converts ONNX files to graphs: roles of tensors, symbolic dims, constant folding, canonical operators.
+
+The numbers of weights are never read.
+"""
 
 from __future__ import annotations
 
@@ -50,22 +53,22 @@ from ir.parameters import split_fused
 from ir.stacks import unstacked
 
 SMALL_VALUE = 64
-"""Elements of a constant that is always computed; shapes and axes are smaller (assumed)."""
+"""Constants of at most this number of elements are always folded; shapes and axes are smaller (assumed)."""
 MAX_FOLDED = 1 << 21
-"""Elements of all larger computed constants together (assumed); beyond it they stay operators."""
+"""Largest number of elements of all other folded constants together (assumed); the rest remain operators."""
 DTYPE_ATTRIBUTES = {"Cast": "to"} | dict.fromkeys(
     ("EyeLike", "RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli"), "dtype"
 )
 """Kind -> its attribute that is a `TensorProto.DataType`."""
 GEMM_DEFAULTS = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
-"""Attributes of Gemm that are left out where they have these values, as some exporters write them and some do not."""
+"""Default values of attributes of Gemm, which are removed, since only some exporters write them."""
 WHOLE = {BAGS: add_bags, MASKED: add_masked, EXPERTS: add_experts}
-"""Kind -> function that adds the operators of a node of several, from the names of its operands in the builder."""
+"""Kind of a node that stands for several operators -> function that adds these to the builder."""
 WEIGHTS = re.compile(r"(?i)\.|weight|bias")
-"""What names of parameters have in files that mark others: dots, as modules give them, or what tools call those that
-they made of them, such as `NhwcConv_0_weight_NHWC`. Results of operators have neither."""
+"""Pattern in the names of unmarked parameters of a file that marks others: dots as in module paths, or names that tools
+give to converted weights, such as `NhwcConv_0_weight_NHWC`. Names of operator results do not match it."""
 MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError)
-"""Exceptions that a file which breaks the rules of ONNX may cause anywhere in the import."""
+"""Exceptions that a file that violates the ONNX specification may cause anywhere in the import."""
 
 
 def load_model(data: bytes, *, limits: Limits | None = None, **options: Unpack[ReadOptions]) -> Graph:
@@ -77,13 +80,13 @@ def load_model(data: bytes, *, limits: Limits | None = None, **options: Unpack[R
         options: see `ReadOptions`.
 
     Raises:
-        ModelError: the file or what is said about it is wrong; names field, value and repair.
+        ModelError: the file or an option is invalid; the error states field, value and repair.
     """
     return read_graph(parse(data, limits), sha256=hashlib.sha256(data).hexdigest(), **options)
 
 
 def read_graph(model: Any, *, sha256: str = "", **options: Unpack[ReadOptions]) -> Graph:
-    """Reads a parsed file that `ir.onnx.readers.guard.parse` let through; see `load_model`.
+    """Reads a parsed file that `ir.onnx.readers.guard.parse` has checked; see `load_model`.
 
     Args:
         model: the parsed file.
@@ -94,13 +97,13 @@ def read_graph(model: Any, *, sha256: str = "", **options: Unpack[ReadOptions]) 
         source = read_model(model)
         graph = _Importer(source, options).run(options.get("name") or source.name, sha256)
         graph = canonical(recognise_experts(graph))
-        # A module of PyTorch keeps its parameters whole, and trains them by their names.
+        # Files from PyTorch keep stacked parameters, so that parameters have the same names as in the module.
         graph = graph if source.is_pytorch else unstacked(graph)
         graph = freeze(alike_order(split_fused(graph)), source.frozen)
     except ModelError as error:
         raise with_picked_boxes(error, model) from None
     except MALFORMED as error:
-        # The last net: bytes that parse as protobuf may still break any rule of ONNX.
+        # Bytes that parse as protobuf may still violate the ONNX specification anywhere.
         raise refuse("the file is malformed", f"{type(error).__name__}: {error}", "Export the model again.") from error
     except RecursionError:
         repair = "Export without nested functions."
@@ -111,17 +114,17 @@ def read_graph(model: Any, *, sha256: str = "", **options: Unpack[ReadOptions]) 
 
 @dataclass
 class _Importer:
-    """One import: the nodes of a file become operators of a builder, one after the other."""
+    """The import of one file: adds its nodes, one after the other, to a graph builder."""
 
     source: Source
     options: ReadOptions
     builder: GraphBuilder = field(default_factory=GraphBuilder)
     alias: dict[str, str] = field(default_factory=dict)
-    """Name in the file -> the other tensor that it is."""
+    """Name in the file -> another name of the same tensor, which the builder knows or which is an alias itself."""
     roles: dict[str, TensorRole] = field(default_factory=dict)
     """Roles of tensors that the exporter did not mark."""
     folded: int = 0
-    """Elements of the larger constants computed so far."""
+    """Number of elements folded so far in constants of more than `SMALL_VALUE` elements."""
 
     def __post_init__(self) -> None:
         self.joined = JoinedSamples(self.builder)
@@ -160,15 +163,15 @@ class _Importer:
         return graph
 
     def _stored(self, uses: set[str]) -> None:
-        """Declares the stored tensors that something reads."""
+        """Adds the stored tensors among the names in `uses` to the builder."""
         self.roles = roles_without_metadata(self.source)
         if self.source.has_metadata:
-            # A tensor that the exporter's optimiser or a later tool made again lost its mark.
+            # Tensors that the exporter's optimiser or another tool has converted have lost their mark.
             self.roles = {n: r for n, r in self.roles.items() if WEIGHTS.search(n) and n in self.source.stored}
         self._declare({n: given for n, given in self.source.stored.items() if n in uses})
 
     def _declare(self, held: Mapping[str, Stored]) -> None:
-        """Declares stored tensors by their roles."""
+        """Adds stored tensors to the builder: constants with their values, others as tensors with a role."""
         for name, stored in held.items():
             role = stored_role(name, stored, self.roles, self.options.get("parameters") or ())
             if role == "constant" and stored.value is not None:
@@ -188,7 +191,7 @@ class _Importer:
     # Nodes
 
     def _node(self, node: Node, uses: set[str]) -> None:
-        """Imports one node, given the names that something reads."""
+        """Imports one node; `uses` has the names of all tensors that are read."""
         inputs = [self._resolve(n) for n in node.inputs]
         while inputs and not inputs[-1]:
             inputs.pop()
@@ -206,7 +209,7 @@ class _Importer:
         elif node.kind == "CastLike" and len(inputs) == 2:
             node, inputs = self._as_cast(node, inputs)
         elif node.kind == "Conv" and self.source.is_pytorch and len(inputs) > 2:
-            # Of a convolution of videos without bias, the newer exporter adds zeros `[channels, 2]`: no valid bias.
+            # For a 3-D convolution without bias, the newer exporter writes zeros `[channels, 2]`, an invalid bias.
             inputs = inputs[: 3 - (len(self._exported_shape(inputs[2]) or ()) == 2)]
         if node.kind == "If":
             self._branch(node, inputs[0], uses)
@@ -227,7 +230,7 @@ class _Importer:
                 self._operator(node, inputs, attributes, uses)
 
     def _as_cast(self, node: Node, inputs: list[str]) -> tuple[Node, list[str]]:
-        """A CastLike as the Cast that it is where the dtype of its second operand is known, so that it is folded."""
+        """Replaces a CastLike whose target dtype is known by a Cast, which can be folded."""
         held = self.builder.tensors.get(inputs[1]) or self.builder.values.get(inputs[1])
         number = None if held is None else next((n for n, dtype in DTYPES.items() if dtype == str(held.dtype)), None)
         if number is None:
@@ -235,7 +238,7 @@ class _Importer:
         return replace(node, kind="Cast", attributes={"to": number}), inputs[:1]
 
     def _is_elided(self, node: Node, inputs: Sequence[str], uses: set[str]) -> bool:
-        """Whether a node is but another name of its operand; then the name is noted."""
+        """Registers the result of a node without effect as an alias of its operand; returns whether it is one."""
         if node.kind in ("Identity", "Dropout") and inputs and not self._trains(node, inputs):
             self.alias[node.outputs[0]] = inputs[0]
             if len(node.outputs) > 1 and node.outputs[1] in uses:
@@ -244,15 +247,14 @@ class _Importer:
         if node.kind == "Squeeze" and self._squeezes_nothing(node, inputs):
             self.alias[node.outputs[0]] = inputs[0]
             return True
-        # Constants of floats are repeated for each sample like tensors; those of integers may be indices or sizes.
+        # Expands of float constants over samples are dropped as well; integer constants may be indices or sizes.
         known = self.builder.values.get(inputs[0]) if node.kind == "Expand" and len(inputs) > 1 else None
         return known is not None and known.dtype.kind == "f" and self._elide_repeats(node, inputs)
 
     def _squeezes_nothing(self, node: Node, inputs: Sequence[str]) -> bool:
         """Whether a Squeeze names dims that are all larger than 1.
 
-        PyTorch leaves such dims as they are, and its newer exporter writes the node all the same, which the standard
-        forbids.
+        In PyTorch this has no effect, but its newer exporter still writes the node, which is invalid in ONNX.
         """
         if not self.source.is_pytorch:
             return False
@@ -264,7 +266,7 @@ class _Importer:
         return all(-len(shape) <= axis < len(shape) and shape[axis] > 1 for axis in axes)
 
     def _is_filled(self, node: Node, inputs: Sequence[str]) -> bool:
-        """Whether a node stands for a stored parameter whose weights were stripped; then that is declared."""
+        """Adds the parameter that a ConstantOfShape replaces in a file without weights; returns whether it is one."""
         output = node.outputs[0] if node.outputs else ""
         if output not in self.roles or output in self.source.stored:
             return False
@@ -280,7 +282,7 @@ class _Importer:
         return True
 
     def _operator(self, node: Node, inputs: list[str], attributes: Mapping[str, Any], uses: set[str]) -> None:
-        """Adds the operators of a node whose operands the builder has."""
+        """Adds the operators of a node, whose operands the builder already has."""
         builder, scope, opset = self.builder, node.scope, node.opset
         if node.kind in ("Expand", "Tile") and len(inputs) > 1 and self._elide_repeats(node, inputs):
             return
@@ -303,7 +305,7 @@ class _Importer:
             builder.add_tensor(Tensor(name=node.outputs[0], shape=tuple(tensor.dims), dtype=dtype, role="constant"))
             return
         if node.kind == "Gemm" and len(inputs) > 2 and not {"alpha", "beta"} & set(attributes):
-            # Added apart, the bias does not keep the contraction whole (see the entry of Gemm).
+            # With a separate Add for the bias, the contracted dim can be split (see the entry of Gemm).
             product, bias = f"{node.outputs[0]}#product", f"{node.name}#bias" if node.name else ""
             wanted = Stated(annotations=node.annotations)
             builder.add(
@@ -312,7 +314,7 @@ class _Importer:
             )  # fmt: skip
             builder.add("Add", [product, inputs[2]], outputs, name=bias, scope=scope, opset=opset, stated=wanted)
             return
-        # Numbers in node names depend on details of the export; the kind alone does not.
+        # Names of nodes contain numbers that depend on details of the export, so only the kind is used.
         label = node.kind if self.source.has_metadata and not scope else node.name
         shapes = self._stated_shapes(node, inputs) if node.kind not in KINDS else ()
         stated = Stated(shapes=shapes, costs=node.costs, annotations=node.annotations)
@@ -321,7 +323,7 @@ class _Importer:
         )
 
     def _branch(self, node: Node, condition: str, uses: set[str]) -> None:
-        """Imports the branch that a known condition takes."""
+        """Imports the branch of an If that its condition, which must be known, selects."""
         value = self.builder.values.get(condition)
         if value is None:
             text = "control flow is not supported: the condition of an If depends on data"
@@ -337,14 +339,14 @@ class _Importer:
             self.alias[outer] = self._resolve(name)
 
     def _trains(self, node: Node, inputs: Sequence[str]) -> bool:
-        """Whether a Dropout says that it is in training mode; the ratio alone is for inference."""
+        """Whether a Dropout is in training mode; without `training_mode`, it is in inference mode."""
         if node.kind != "Dropout" or len(inputs) < 3:
             return False
         flag = self.builder.values.get(inputs[2])
         return flag is not None and bool(flag.reshape(-1)[0])
 
     def _attributes(self, node: Node) -> dict[str, Any]:
-        """The attributes of a node as the table of kinds reads them."""
+        """The attributes of a node in the form that the table of kinds expects."""
         found = dict(node.attributes)
         key = DTYPE_ATTRIBUTES.get(node.kind)
         if key and key in found:
@@ -360,7 +362,7 @@ class _Importer:
         return {k: v for k, v in found.items() if isinstance(v, (int, float, str, tuple))}
 
     def _fold(self, node: Node, inputs: Sequence[str]) -> bool:
-        """Computes a node of known operands; Shape and Size need no values."""
+        """Folds a node whose operands are known (for Shape and Size: whose shapes are); returns whether it did."""
         builder = self.builder
         results: Sequence[Value] | None = None
         if node.kind in ("Shape", "Size"):
@@ -384,7 +386,7 @@ class _Importer:
         return True
 
     def _exported_shape(self, name: str) -> tuple[int, ...] | None:
-        """The shape of a tensor or constant at the exported batch; None where it is not known yet."""
+        """The shape of a tensor or constant at the exported batch size; None if it is unknown."""
         builder, view = self.builder, self.merged.views.get(name)
         if view is not None:
             return view.shape
@@ -393,9 +395,12 @@ class _Importer:
         return builder.values[name].shape if name in builder.values else None
 
     def _elide_repeats(self, node: Node, inputs: Sequence[str]) -> bool:
-        """Drops an Expand or a Tile that only repeats something for each sample: consumers broadcast it anyway.
+        """Drops an Expand or Tile that only repeats its operand for each sample, since consumers broadcast it anyway.
 
-        It is the same graph then whether the file was exported at one sample, at many or with a symbolic batch.
+        Files exported at one sample, at several, or with a symbolic batch thus give the same graph.
+
+        Returns:
+            whether the node was dropped or simplified.
         """
         builder = self.builder
         target = builder.values.get(inputs[1])
@@ -417,7 +422,7 @@ class _Importer:
         offset = len(shape) - len(sizes)
         for i, target_size in enumerate(sizes):
             size = shape[offset + i]
-            # Of `[s, b, h]`, what all samples share is a constant or a parameter of three dims.
+            # In the layout `[s, b, h]`, tensors common to all samples are constants or parameters of three dims.
             leads = offset + i == 0 or (
                 offset + i == 1 and len(shape) == 3 and tensor.role in ("constant", "parameter")
             )
@@ -428,13 +433,13 @@ class _Importer:
         return True
 
     def _stated_shapes(self, node: Node, inputs: Sequence[str]) -> list[tuple[tuple[int, ...], str] | None]:
-        """Exported shapes of the results of a kind outside the table: as declared, else inferred by onnx."""
+        """Exported shapes of the results of an unknown kind: as declared in the file, or inferred by onnx."""
         stated = {**self.source.outputs, **self.source.declared}
         if any(stated.get(name) is None or stated[name].shape is None for name in node.outputs):
             builder = self.builder
             stated |= infer(node, inputs, builder.tensors, builder.values, builder.export_batch)
         dims = self.options.get("dims") or {}
-        # As many as the data says are no samples.
+        # A leading dim whose size depends on the data is not the batch.
         leading = 0 if node.kind in SIZED_BY_DATA else self.builder.export_batch
         found: list[tuple[tuple[int, ...], str] | None] = []
         for name in node.outputs:

@@ -1,4 +1,4 @@
-"""A checked model as records: nodes in order and tensors with their roles, after repairs of exporter quirks."""
+"""Reads a checked model into plain records: ordered nodes and tensors, with known exporter quirks repaired."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ from ir.onnx.rewrites.transposed_keys import separate_batch_and_heads
 
 
 def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
-    """The records of a checked model.
+    """Reads a checked model into records.
 
     Args:
-        model: parsed file that `ir.onnx.readers.guard` let through.
-        needs_values: whether the values of small constants are read; not needed where only roles are of interest.
+        model: parsed file that `ir.onnx.readers.guard` has checked.
+        needs_values: whether the values of small constants are read; roles can be determined without them.
 
     Raises:
-        ModelError: control flow, cycles, unsupported types.
+        ModelError: the model has unsupported control flow or types, or a cycle.
     """
     graph, is_pytorch = model.graph, model.producer_name == PYTORCH
     reader = Reader(model)
@@ -119,10 +119,11 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
 
 
 def _stored(graph: onnx.GraphProto, inner: Mapping[str, Declared], *, needs_values: bool) -> dict[str, Stored]:
-    """The initializers of a graph by their names; no value of a parameter or a buffer is read.
+    """The initializers of a graph by name; values of parameters and buffers are not read.
 
     Args:
-        inner: what the graph declares of inner tensors, which may say what an initializer is.
+        graph: the graph.
+        inner: declarations of the graph's inner tensors, which may mark initializers as parameters or buffers.
         needs_values: see `read_model`.
     """
     stored: dict[str, Stored] = {}
@@ -135,7 +136,7 @@ def _stored(graph: onnx.GraphProto, inner: Mapping[str, Declared], *, needs_valu
 
 
 def _inputs(graph: onnx.GraphProto, stored: Mapping[str, Stored]) -> dict[str, Declared]:
-    """The inputs that the user hands in; old files list initializers as inputs too, and may say there what they are."""
+    """The inputs of a graph without initializers, which old files also list as inputs and may mark there."""
     inputs: dict[str, Declared] = {}
     for v in graph.input:
         given = declared(v)
@@ -151,10 +152,10 @@ def _is_float(tensor: Stored) -> bool:
 
 
 def _is_marked(inputs: Mapping[str, Declared], stored: Mapping[str, Stored]) -> bool:
-    """Whether a file says which tensors are parameters.
+    """Whether the exporter's marks of parameters are still in a file.
 
-    Weights are marked among the declarations of inner tensors, which other tools drop or make again; the marks of the
-    inputs are left then, and say nothing of the weights.
+    The marks of weights are in the declarations of inner tensors, which other tools may drop or replace. The marks of
+    inputs may then remain, but do not identify the weights.
     """
     kinds = {d.kind for d in inputs.values()} | {s.kind for s in stored.values()}
     if kinds & {"PARAMETER", "BUFFER"}:
@@ -163,14 +164,14 @@ def _is_marked(inputs: Mapping[str, Declared], stored: Mapping[str, Stored]) -> 
 
 
 def _stated(model: onnx.ModelProto) -> tuple[tuple[str, ...], frozenset[str]]:
-    """The sentences that a file says about the parameters of its network, and the names of those that are frozen.
+    """Warnings about parameters in the metadata of a file, and the names of its frozen parameters.
 
     Raises:
-        ModelError: the names are no JSON list of strings.
+        ModelError: the names are not a JSON list of strings.
     """
     said, frozen = [], set[str]()
     for entry in model.metadata_props:
-        # Files that AutoMAP exported before it priced frozen parameters have a sentence about them.
+        # Files from AutoMAP versions without support for frozen parameters contain a warning about them.
         is_sentence = entry.key in (UNREAD_KEY, QUANTISED_KEY)
         if is_sentence or (entry.key == FROZEN_KEY and not entry.value.lstrip().startswith("[")):
             said.append(entry.value[:MOST_SAID])

@@ -1,10 +1,11 @@
-"""Import in a child process with limits, so that a hostile upload can harm the child only.
+"""Imports uploads in a restricted child process, so that a hostile upload can harm only that child.
 
-Parent and child speak JSON over a socket: the upload goes in after one line of options, the Graph (or the error) comes
-back. Every upload has a child of its own, forked by a process that has imported `ir` and has read no upload
-(`ir.onnx.fork_server`). Before the child parses the upload it gives up opening files, sockets and processes, and where
-the kernel offers it its rights (namespaces) and every other system call that computing does not need. What the kernel
-refuses is said once in the parent's log. The parent never imports onnx. Run by `python -m ir.onnx.sandbox`.
+Parent and child communicate over a socket: the parent sends one line of options (JSON) and the upload, the child
+returns the graph or the error. Every upload has its own child, forked by a process that has imported `ir` but has read
+no upload (`ir.onnx.fork_server`). Before the child parses the upload, it gives up the ability to open files and sockets
+and to start processes and, if the kernel supports it, its privileges (namespaces) and all system calls that a
+computation does not need (seccomp). Restrictions that the kernel does not support are logged once by the parent. The
+parent never imports onnx. The forking process is started by `python -m ir.onnx.sandbox`.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ LOG = logging.getLogger("automap.import")
 MIB = 1 << 20
 GIB = 1 << 30
 PARSED_BYTES = 160 * MIB
-"""Bytes of the upload and its parsed messages together (measured: a real file takes about twice its size, a file of
-tiny messages 150 times its size)."""
+"""Largest number of bytes of the upload and its parsed messages (measured: a typical file takes about twice its size, a
+file of tiny messages 150 times its size)."""
 OUT_OF_MEMORY = 3
 """Exit status of a child that ran out of memory."""
 ERRORS: Mapping[str, type[ModelError]] = {"ModelError": ModelError, "ModelTooExpensive": ModelTooExpensive}
@@ -48,7 +49,7 @@ COMMAND = (sys.executable, "-P", "-m", "ir.onnx.sandbox")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SandboxLimits:
-    """What one import may take (assumed)."""
+    """Limits of one import (assumed)."""
 
     max_bytes: int = 64 * MIB
     """Bytes of the upload."""
@@ -62,7 +63,7 @@ class SandboxLimits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Imported:
-    """What the child has read."""
+    """The result of an import in a child process."""
 
     summary: Mapping[str, Any]
     """See `ir.summary.summarize`."""
@@ -79,14 +80,14 @@ def import_model(data: bytes, *, limits: SandboxLimits | None = None, **options:
         options: see `ReadOptions`.
 
     Raises:
-        ModelError: the model is refused, as `load_model` says.
-        ModelTooExpensive: the child was ended by a limit or died.
+        ModelError: as for `load_model`.
+        ModelTooExpensive: the child exceeded a limit or died.
     """
     return graph_from_bytes(import_bytes(data, limits=limits, **options).graph)
 
 
 def import_bytes(data: bytes, *, limits: SandboxLimits | None = None, **options: Unpack[ReadOptions]) -> Imported:
-    """What `import_model` reads, with its summary, for a process that hands it on: it builds no Graph of it.
+    """Like `import_model`, but returns the graph as bytes, with its summary, for a process that only passes it on.
 
     Args:
         data: bytes of the upload.
@@ -116,19 +117,19 @@ def import_bytes(data: bytes, *, limits: SandboxLimits | None = None, **options:
 
 @functools.cache
 def fork_server() -> ForkServer:
-    """The process that forks the children of this one; it starts at the first import, or when it is told to."""
+    """The process that forks the children of this one; it is started by the first import, or by `start`."""
     return ForkServer(COMMAND, environment())
 
 
 @functools.cache
 def _tell(refused: tuple[str, ...]) -> None:
-    """Says, once a process, which walls around the child this system does not offer."""
+    """Logs, once per process, which restrictions of the child this system does not support."""
     if refused:
         LOG.info("files are read with limits and without %s: the system refuses it", " and ".join(refused))
 
 
 def environment() -> dict[str, str]:
-    """Environment of the child: no secrets of the parent, and protobuf's C parser (the one in Python has no limits)."""
+    """Environment of the child: no secrets of the parent, and the C parser of protobuf (the Python one has no limits)."""
     kept = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
     return {key: value for key, value in os.environ.items() if key in kept} | {
         "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
@@ -139,7 +140,7 @@ def environment() -> dict[str, str]:
 
 
 def _why(status: int, limits: SandboxLimits) -> str:
-    """Why a child ended with this exit status, in words."""
+    """Description of the reason for which a child ended with this exit status."""
     if status in (-signal.SIGXCPU, -signal.SIGKILL):
         return f"used more than {limits.cpu_s} s of processor time or was ended"
     if status == OUT_OF_MEMORY:
@@ -156,7 +157,7 @@ def _expensive(what: str, value: str) -> ModelTooExpensive:
 
 
 def _limit(limits: SandboxLimits) -> None:
-    """Bounds memory, processor time and files of this process."""
+    """Limits the memory, processor time and files of this process."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
@@ -166,7 +167,7 @@ def _limit(limits: SandboxLimits) -> None:
 
 
 def forbid_opening() -> None:
-    """Forbids this process to open files or connections and to start processes."""
+    """Prevents this process from opening files or connections and from starting processes."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
@@ -174,14 +175,14 @@ def forbid_opening() -> None:
 
 
 def _address_space() -> int:
-    """Bytes that this process has mapped; 0 where the system does not say."""
+    """Bytes of address space that this process has mapped; 0 if the system does not report it."""
     statm = Path("/proc/self/statm")
     return int(statm.read_text("utf-8").split()[0]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
 
 
 @contextlib.contextmanager
 def _parse_budget(mapped: int, size: int) -> Iterator[None]:
-    """Allows less memory while the upload is parsed: protobuf creates messages before anything can count them."""
+    """Lowers the memory limit while protobuf parses the upload: it creates messages before they can be counted."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -194,14 +195,14 @@ def _parse_budget(mapped: int, size: int) -> Iterator[None]:
 
 
 def _wall_in() -> list[str]:
-    """Gives up all that computing does not need; returns what of it the system refuses."""
+    """Applies all restrictions to this process; returns the names of those that the system does not support."""
     forbid_opening()
     walls = {"namespaces": leave_others, "a filter of system calls": keep_computing_only}
     return [name for name, build in walls.items() if not build()]
 
 
 def _read(source: IO[bytes], size: int, max_bytes: int, options: ReadOptions) -> tuple[dict[str, Any], bytes]:
-    """Reads the upload; returns the head of the answer, and the graph as canonical bytes."""
+    """Reads the upload; returns the header of the answer, and the graph as canonical bytes."""
     from ir.onnx.load import read_graph
     from ir.onnx.readers.guard import parse
     from ir.onnx.readers.limits import Limits
@@ -236,7 +237,7 @@ def answer(source: IO[bytes], sink: IO[bytes]) -> int:
 
 
 def _rehearse() -> None:
-    """Reads a small file, so that what is made at its first use is made for all children."""
+    """Reads a small file before any child is forked, so that children inherit everything that is created lazily."""
     from onnx import TensorProto, helper
 
     from ir.onnx.load import load_model
@@ -258,9 +259,9 @@ def _rehearse() -> None:
 
 
 def main() -> None:
-    """The process that forks the children."""
+    """Runs the process that forks the children."""
     _rehearse()
-    # A child's collector would copy the pages of all that was imported; a child ends with its upload.
+    # Garbage collection in a child would copy the shared pages of all imported modules, and a child is short-lived.
     gc.disable()
     gc.freeze()
     serve(lambda: answer(sys.stdin.buffer, sys.stdout.buffer))

@@ -1,12 +1,13 @@
-"""A model file without its weights, and without information about the machine that wrote it.
+"""Strips the weights from a model file, and the information about the machine on which it was written.
 
-The stripped file imports to an equal Graph. Dropped: the data of every tensor whose value the importer does not read
+The stripped file imports to an equal graph. Dropped: the data of every tensor whose value the importer does not read
 (parameters, buffers, constants of more than `MAX_VALUE_ELEMENTS` elements), references to external data, training
 graphs, doc strings, the producer (except PyTorch, whose quirks the importer knows), stack traces and all metadata
 except module names and roles. Kept: names, attributes, and small constants (shapes, scales, masks).
 
-Weights are cut out of the bytes before protobuf sees them, so that a file of any size is stripped in little memory. Of
-external data only tensors that may be small constants are read, where the file on disk is stripped.
+Weights are removed from the bytes before protobuf parses them, so that stripping takes little memory whatever the size
+of the file. External data is read only when a file on disk is stripped, and only for tensors that may be small
+constants.
 """
 
 from __future__ import annotations
@@ -84,15 +85,15 @@ KEPT_METADATA = frozenset(
     | {*COST_KEYS, *ANNOTATION_KEYS}
 )
 MAX_COMPARED_BYTES = 1 << 30
-"""Bytes of the largest file whose weights are compared with each other before they are dropped (assumed): where an
-exporter does not mark parameters, only their numbers tell a tied head from another one; where it does, only they tell
-what its optimiser made of some of them."""
+"""Bytes of the largest file whose weights are compared with each other before they are dropped (assumed). If an
+exporter does not mark parameters, a tied head can be recognised only by its numbers; if it does, the same holds for
+constants that the exporter's optimiser computed from parameters."""
 FLOATS = frozenset({1, 10, 11, 16})
 """`TensorProto.DataType` of weights."""
 WEIGHTS = FLOATS | {number for number, dtype in DTYPES.items() if dtype in SMALL_INTEGERS}
-"""`TensorProto.DataType` of weights, also of quantised ones."""
+"""`TensorProto.DataType` of weights, including quantised ones."""
 LARGE_BYTES = 16 * MAX_VALUE_ELEMENTS
-"""Bytes of the largest value that the importer reads."""
+"""Bytes of the largest constant whose value the importer reads."""
 
 # Message type -> field number -> message type, along every path to a tensor (numbers: onnx.proto).
 _PATHS: Mapping[str, Mapping[int, str]] = {
@@ -107,16 +108,16 @@ _PATHS: Mapping[str, Mapping[int, str]] = {
 _DATA_NUMBERS = frozenset({4, 5, 6, 7, 9, 10, 11})
 """Fields of a tensor that hold its data."""
 _DROPPED: Mapping[str, frozenset[int]] = {"model": frozenset({20})}
-"""Fields that are dropped whole: training_info."""
+"""Message type -> numbers of the fields that are dropped (training_info)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stripped:
-    """A stripped file."""
+    """The bytes of a stripped file, and a summary of what was dropped."""
 
     data: bytes
     bytes_before: int
-    """Bytes of the file itself before, without external data."""
+    """Bytes of the original file, without external data."""
     num_dropped: int
     """Number of tensors whose data was dropped."""
     num_kept: int
@@ -128,10 +129,10 @@ def strip_file(path: Path, *, parameters: Sequence[str] = ()) -> Stripped:
 
     Args:
         path: path of the ONNX file.
-        parameters: globs over tensors that are weights, where the exporter did not say.
+        parameters: globs that match the names of weights, for files whose exporter did not mark them.
 
     Raises:
-        ModelError: it cannot be read, or is no ONNX model that the importer reads.
+        ModelError: the file cannot be read, or is no ONNX model that the importer supports.
     """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
@@ -154,7 +155,7 @@ def strip(data: memoryview | bytes, *, parameters: Sequence[str] = (), folder: P
     Args:
         data: the bytes.
         parameters: as for `strip_file`.
-        folder: where small tensors in external data are read from; None = no other file is opened.
+        folder: folder from which small tensors in external data are read; None: no other file is opened.
     """
     model = onnx.ModelProto()
     is_compared = len(data) <= MAX_COMPARED_BYTES
@@ -198,7 +199,7 @@ def _encoded(value: int) -> bytes:
 
 
 def _without_large(view: memoryview, kind: str) -> Iterator[bytes | memoryview]:
-    """The parts of a message without large tensor data; what is kept is not copied."""
+    """The parts of a message without large tensor data; the parts that are kept are not copied."""
     paths, at, copied = _PATHS[kind], 0, 0
     while at < len(view):
         start = at
@@ -231,15 +232,15 @@ def _without_large(view: memoryview, kind: str) -> Iterator[bytes | memoryview]:
 
 
 def _compare(model: Any, *, is_marked: bool) -> None:
-    """Notes in the metadata of weights what the reader would find out from their numbers.
+    """Writes into the metadata of weights the facts that the importer otherwise derives from their numbers.
 
-    These are: which of them are equal, which are fresh, which repeat themselves, and which are masks or tables of
-    cosines and sines.
+    These are: which weights are equal to each other, transposed or not; which are filled with one value; which repeat
+    themselves; which are masks, tables of cosines and sines, or rows of a table; and the rank of folded products.
 
     Args:
         model: the parsed file.
-        is_marked: whether the exporter marked the parameters; of large tensors only those are looked at then that its
-            optimiser computed.
+        is_marked: whether the exporter marked the parameters. Of large tensors, only those that its optimiser computed
+            are then looked at.
     """
     for tensor in model.graph.initializer:
         band = None if _is_external(tensor) else band_of(tensor)
@@ -289,13 +290,13 @@ def _compare(model: Any, *, is_marked: bool) -> None:
 
 
 def _read_small(model: Any, folder: Path) -> dict[str, str]:
-    """Reads initializers that may be small constants from external data; those that cannot be read stay where they are.
+    """Reads initializers that may be small constants from external data into the model, as far as they can be read.
 
-    Exporters write tensors of more than some hundred bytes there (PyTorch's newer one by default). Larger ones are read
-    too where the exporter's optimiser computed them: their numbers say what of.
+    Exporters write tensors of more than some hundred bytes to external data (PyTorch's newer one by default). Larger
+    ones are read too if the exporter's optimiser computed them, since their numbers say from what.
 
     Returns:
-        name of an initializer that could not be read -> why.
+        name of an initializer that could not be read -> the reason.
     """
     faults = {}
     folded = folded_sources(model.graph.value_info)
@@ -305,13 +306,13 @@ def _read_small(model: Any, folder: Path) -> dict[str, str]:
             continue
         try:
             if not any(entry.key == "length" for entry in tensor.external_data):
-                # The library reads to the end of the file where no length is stated, which ONNX allows.
+                # If no length is stated, as ONNX allows, the library would read to the end of the file.
                 size = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
                 tensor.external_data.add(key="length", value=str(prod(tensor.dims) * size))
             length = next(entry.value for entry in tensor.external_data if entry.key == "length")
             if int(length) > 16 * most:
                 raise ValueError(f"its length is {length} bytes")
-            # The library refuses paths that lead out of the folder.
+            # The library rejects paths outside the folder.
             external_data_helper.load_external_data_for_tensor(tensor, str(folder))
         except (OSError, ValueError, KeyError, onnx.checker.ValidationError) as fault:
             faults[tensor.name] = str(fault)
@@ -323,7 +324,7 @@ def _is_external(tensor: Any) -> bool:
 
 
 def _clean(model: Any) -> None:
-    """Removes information about the machine and the program that wrote the file, and large data that is left."""
+    """Removes information about the machine and the program that wrote the file, and any remaining large data."""
     for name in ("producer_version", "domain", "model_version", "doc_string", "training_info"):
         model.ClearField(name)
     if model.producer_name != PYTORCH:
@@ -339,7 +340,7 @@ def _clear(tensor: Any) -> None:
 
 
 def _walk(holder: Any) -> Iterator[Any]:
-    """Every tensor below a message; doc strings and metadata on the way are removed."""
+    """Yields every tensor in a message, and removes the doc strings and metadata of the messages around them."""
     descriptor = holder.DESCRIPTOR
     if "doc_string" in descriptor.fields_by_name:
         holder.ClearField("doc_string")
@@ -357,12 +358,15 @@ def _walk(holder: Any) -> Iterator[Any]:
 
 
 def _drop_weights(model: Any, outside: Mapping[str, str], parameters: Sequence[str]) -> tuple[int, int]:
-    """Clears small weights: those that the importer takes for parameters or buffers.
+    """Removes the data of small tensors that the importer treats as parameters or buffers.
 
     Args:
         model: the parsed file.
-        outside: names of the initializers whose data lies in other files -> why it could not be read.
+        outside: name of an initializer in external data -> why it could not be read.
         parameters: as for `strip_file`.
+
+    Returns:
+        the numbers of tensors whose data was dropped and kept.
     """
     source = read_model(model, needs_values=False)
     guess = {} if source.has_metadata else roles_without_metadata(source)
@@ -372,10 +376,10 @@ def _drop_weights(model: Any, outside: Mapping[str, str], parameters: Sequence[s
         _clear(sparse.indices)
         dropped += 1
     for tensor in model.graph.initializer:
-        # A tensor that the reader turned into a view of another parameter is a weight as well.
+        # Tensors that the reader replaced by a view of another parameter are weights, too.
         stored = source.stored.get(tensor.name)
         role = stored_role(tensor.name, stored, guess, parameters) if stored is not None else "parameter"
-        # Only floats may be left without numbers; integers are weights where the file is quantised.
+        # Only float tensors may be without data, or, in quantised files, integer weights.
         is_kept = role == "constant" or tensor.data_type not in FLOATS
         if is_kept and prod(tensor.dims) <= MAX_VALUE_ELEMENTS:
             if tensor.name in outside:

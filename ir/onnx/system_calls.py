@@ -1,8 +1,8 @@
-"""Gives up all system calls but those that computing needs, for the rest of this process's life.
+"""Restricts this process permanently to the system calls that a computation needs (Linux seccomp).
 
-Only Linux has this (seccomp): a small program that the kernel runs at every call. What is not allowed fails with
-EPERM, so that files cannot be renamed or removed, no process started or signalled and no network reached, whatever bug
-of a parser a file makes use of and whoever runs the service. Numbers of calls: `asm/unistd_64.h` (x86-64),
+The kernel runs a small filter program at every system call. Calls that are not allowed fail with EPERM. A file that
+exploits a bug in a parser can therefore neither rename or remove files, nor start or signal processes, nor use the
+network, whichever user runs the service. Numbers of calls: `asm/unistd_64.h` (x86-64),
 `asm-generic/unistd.h` (arm64). https://docs.kernel.org/userspace-api/seccomp_filter.html
 """
 
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 
 class _Machine(NamedTuple):
-    """How a kind of processor names what is needed here."""
+    """The constants of one processor architecture."""
 
     arch: int
     """AUDIT_ARCH_... of linux/audit.h."""
@@ -58,7 +58,7 @@ class _Program(ctypes.Structure):
 
 
 def keep_computing_only() -> bool:
-    """Gives up everything else; returns whether the system has done it."""
+    """Installs the filter; returns whether the system allowed it."""
     machine = _MACHINES.get(platform.machine()) if sys.platform == "linux" else None
     if machine is None:
         return False
@@ -71,7 +71,7 @@ def keep_computing_only() -> bool:
 
 
 def _code(machine: _Machine) -> bytes:
-    """The program: instructions of eight bytes (operation, two jumps, operand)."""
+    """The filter program, in instructions of eight bytes (operation, two jumps, operand)."""
 
     def step(operation: int, operand: int, if_so: int = 0, if_not: int = 0) -> bytes:
         return struct.pack("HBBI", operation, if_so, if_not, operand)
@@ -83,9 +83,9 @@ def _code(machine: _Machine) -> bytes:
             step(_JUMP_IF_EQUAL, machine.arch, if_so=1),
             step(_RETURN, _KILL),
             step(_LOAD, _NUMBER_AT),
-            # From each allowed call to the end, where it is allowed.
+            # An allowed call jumps to the last instruction, which allows it.
             *(step(_JUMP_IF_EQUAL, call, if_so=calls - at + 3) for at, call in enumerate(machine.allowed)),
-            # Limits of this process (0) may be lowered, those of others not.
+            # prlimit64 is allowed for this process (process 0) only.
             step(_JUMP_IF_EQUAL, machine.prlimit64, if_so=0, if_not=2),
             step(_LOAD, _FIRST_ARGUMENT_AT),
             step(_JUMP_IF_EQUAL, 0, if_so=1),
