@@ -42,8 +42,7 @@ SORTED_REPAIR = (
     "a loop over all experts, or products with one-hot masks, in place of the sort."
 )
 MAX_VALUE_ELEMENTS = 4096
-"""Elements of the largest constant whose value is read (assumed); larger ones are operators, or tensors without a
-value."""
+"""Elements of the largest constant whose value is read (assumed); larger ones are operators, or have no value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

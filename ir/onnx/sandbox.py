@@ -129,7 +129,7 @@ def _tell(refused: tuple[str, ...]) -> None:
 
 
 def environment() -> dict[str, str]:
-    """Environment of the child: no secrets of the parent, and the C parser of protobuf (the Python one has no limits)."""
+    """Environment of the child: no secrets of the parent; protobuf in C, since its Python parser has no limits."""
     kept = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
     return {key: value for key, value in os.environ.items() if key in kept} | {
         "PYTHONPATH": str(Path(__file__).resolve().parents[2]),

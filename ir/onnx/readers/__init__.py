@@ -1,1 +1,1 @@
-"""Parts of an ONNX file as plain values."""
+"""Reads the parts of an ONNX file into plain values, and checks them."""

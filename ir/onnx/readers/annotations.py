@@ -1,8 +1,8 @@
-"""Annotations in `metadata_props` of a node, after Whale (arXiv 2011.09208): what its author asks of a plan.
+"""Annotations in `metadata_props` of a node, by which the author of a file constrains plans (as in Whale).
 
 `automap.replicate` and `automap.split` are true or false, `automap.stage` is the number of a pipeline stage, from 0.
-They become constraints on the node's operator, see `automap.annotations`, unless a request's `hints.constraints` names
-it.
+They become constraints on the node's operator (see `automap.annotations`) unless `hints.constraints` of a request name
+that operator. Whale: arXiv 2011.09208.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from ir.errors import refuse
 
 ANNOTATION_KEYS = ("automap.replicate", "automap.split", "automap.stage")
 MAX_STAGE = 65_535
-"""Largest number of a stage, that of `hints.constraints`."""
+"""Largest number of a stage, as in `hints.constraints`."""
 
 
 def stated_annotations(metadata: Mapping[str, str], name: str) -> tuple[tuple[str, int], ...]:
-    """The annotations among the metadata of node `name`: key without `automap.` and value, 0 or 1 for false and true.
+    """The annotations in the metadata of node `name`.
+
+    Returns:
+        pairs of a key without `automap.` and its value; false is 0, true is 1.
 
     Raises:
-        ModelError: an annotation has another value.
+        ModelError: the value of an annotation is invalid.
     """
     found = []
     for key in ANNOTATION_KEYS:

@@ -1,9 +1,9 @@
-"""Control flow and sequences that a straight line can express.
+"""Reads control flow and sequences that can be expressed without them.
 
-An `If` whose condition is known takes its branch. The loop that PyTorch's exporters write for `nn.EmbeddingBag` (one
-iteration a bag: rows between two offsets, looked up and reduced) is read as one look-up and one reduction. Sequences of
-known length are lists of tensors, and loops of known length are written out. Everything else is refused: a training
-graph is a straight line.
+An `If` whose condition is known is replaced by its branch. The loop that PyTorch's exporters write for
+`nn.EmbeddingBag` (which looks up and reduces the rows between two offsets, one bag per iteration) is read as one
+look-up and one reduction. Sequences of known length become lists of tensors, and loops of known length are unrolled.
+Everything else is rejected, since a training graph has no control flow.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SEQUENCES = frozenset(
 
 @dataclass
 class Branch:
-    """One branch of an `If`, read when it is taken."""
+    """One branch of an `If`, which is read only if the condition selects it."""
 
     read: Callable[[], tuple[list[Any], dict[str, Any]]]
     """Function that returns the nodes and the stored tensors of the branch, with the names of the enclosing graph."""
@@ -32,15 +32,15 @@ class Branch:
 
 @dataclass
 class Body:
-    """The body of a `Loop` or `Scan`, read once an iteration."""
+    """The body of a `Loop` or `Scan`, which is read once per iteration."""
 
     read: Callable[[Sequence[str], int], tuple[list[Any], list[str]]]
-    """Function of the operands and the number of an iteration: its nodes and the names of its results."""
+    """Function of an iteration's operands and index that returns its nodes and the names of its results."""
     stored: dict[str, Any]
     """The stored tensors of the body, which all iterations read."""
     operands: list[str]
-    """Names of its inputs in the body; the loop has as many operands, and those after them are read from the enclosing
-    graph."""
+    """Names of the inputs of the body, one per operand of the loop in the file; further operands of the node are the
+    tensors that the body reads from the enclosing graph."""
 
 
 @dataclass(frozen=True)
@@ -48,17 +48,17 @@ class Bags:
     """The loop of an `nn.EmbeddingBag`."""
 
     rows: str
-    """Tensor that is cut at the offsets: looked-up rows, or the places to look up in `table`."""
+    """Tensor that is divided into bags at the offsets: looked-up rows, or the indices of rows of `table`."""
     offsets: str
-    """Tensor of the first row of each bag."""
+    """Tensor with the index of the first row of each bag."""
     table: str
-    """Tensor of embeddings; empty where `rows` are rows already."""
+    """Tensor of embeddings; empty if `rows` has the looked-up rows themselves."""
     reduction: str
     """Kind that reduces a bag, one of `REDUCTIONS`."""
     keeps_dim: bool
     """Whether the reduction keeps the dim of the rows."""
     result: int
-    """Number of the loop's result that holds the bags; the exporter's order of results differs."""
+    """Index of the loop's result that contains the bags; it differs between exporters."""
 
 
 def graphs(proto: Any) -> Iterator[Any]:
@@ -87,7 +87,7 @@ def all_graphs(model: Any) -> Iterator[Any]:
 
 
 def written(holder: Any) -> Iterator[str]:
-    """Names of the tensors that a graph, without its subgraphs, or a function stores or computes."""
+    """Names of the tensors that a graph (without its subgraphs) or a function stores or computes."""
     yield from (t.name for t in getattr(holder, "initializer", ()))
     yield from (name for node in holder.node for name in node.output if name)
 
@@ -105,7 +105,7 @@ def free_names(graph: Any) -> dict[str, None]:
 
 
 def bags(loop: Any) -> Bags | None:
-    """The parts of a Loop that reduces one slice an iteration; None for any other loop."""
+    """The parts of a Loop that reduces one slice per iteration; None for any other loop."""
     body = next(graphs(loop), None)
     if body is None:
         return None
@@ -122,7 +122,7 @@ def bags(loop: Any) -> Bags | None:
     }  # fmt: skip
     if others or not reductions or len({n.input[0] for n in reductions}) != 1:
         return None
-    # The mean is a sum and a division, or a mean of weighted rows, by branches.
+    # A mean is written as a sum and a division, or as branches with a mean of weighted rows.
     kind = "ReduceMean" if any(n.op_type in ("Div", "ReduceMean") for n in nodes) else reductions[0].op_type
     reduction = reductions[0]
     source = made.get(reduction.input[0])
@@ -142,7 +142,7 @@ def bags(loop: Any) -> Bags | None:
 
 
 def _origin(name: str, made: Mapping[str, Any]) -> str:
-    """Name of the tensor outside the loop that the start of a slice is taken from; empty where there is none."""
+    """Name of the tensor outside the loop from which the start of a slice is read; empty if there is none."""
     while name in made:
         node = made[name]
         if node.op_type in ("Unsqueeze", "Squeeze", "Cast", "Reshape", "Identity", "Slice", "Gather"):

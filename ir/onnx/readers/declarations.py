@@ -1,4 +1,4 @@
-"""What a file declares of a value: its dtype, its sizes or the names of its dims, and the exporter's mark."""
+"""Reads the declarations of values: dtype, sizes or names of dims, and the exporter's mark."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ir.onnx.readers.nodes import KIND_KEY, UNKNOWN_DIM, Declared, dtype_name, m
 
 
 def declared(value: Any) -> Declared:
-    """The declared type of a value; a dim without size or name is named after its position.
+    """The declared type of a value; dims with neither size nor name are named after their position.
 
     Raises:
-        ModelError: it is no tensor.
+        ModelError: the value is not a tensor.
     """
     if not value.type.HasField("tensor_type"):
         if value.type.WhichOneof("value") is None:
@@ -31,7 +31,7 @@ def declared(value: Any) -> Declared:
 
 
 def _size(dim: Any, name: str) -> int | str:
-    """The size of a dim, or its name, or `name` where the file states neither."""
+    """The size of a dim, or its name; `name` if the file states neither."""
     if dim.WhichOneof("value") == "dim_value" and dim.dim_value != UNKNOWN_DIM:
         size: int = dim.dim_value
         return size

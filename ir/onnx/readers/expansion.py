@@ -1,6 +1,6 @@
-"""The size of a model once its local functions are expanded, known before anything is expanded.
+"""Computes the size of a model with expanded local functions, without expanding them.
 
-Functions that call each other twice at every level would grow without bound; their sizes are sums over the calls.
+The expansion of functions that call each other twice at every level grows exponentially with their nesting.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ FunctionKey = tuple[str, str, str]
 
 @dataclass
 class _Expanded:
-    """The size of a function once every call in it is expanded."""
+    """The size of a function in which every call is expanded."""
 
     nodes: int = 0
     items: int = 0
     """Operands, attributes and their values."""
     depth: int = 0
-    """Nesting of calls."""
+    """Nesting depth of calls."""
 
 
 def _items(node: Any) -> int:
@@ -36,10 +36,14 @@ def _items(node: Any) -> int:
 
 
 def check_functions(model: onnx.ModelProto, limits: Limits) -> None:
-    """Refuses functions that call themselves, or whose expansion crosses a bound.
+    """Checks that no function calls itself, and that the size of the expanded model is within the limits.
 
-    A function's size is that of its own nodes plus the sizes of those it calls, each computed once and without
-    recursion: linear in the file, whatever the expansion would grow to.
+    The size of a function is that of its own nodes plus the sizes of the functions that it calls. Each is computed once
+    and without recursion, so that the check takes time linear in the size of the file.
+
+    Raises:
+        ModelError: a function is recursive or defined twice.
+        ModelTooExpensive: a limit is exceeded.
     """
     bodies: dict[FunctionKey, Any] = {}
     for function in model.functions:
@@ -57,7 +61,7 @@ def check_functions(model: onnx.ModelProto, limits: Limits) -> None:
 def _callees_first(
     root: FunctionKey, bodies: dict[FunctionKey, Any], known: dict[FunctionKey, _Expanded]
 ) -> Iterator[FunctionKey]:
-    """`root` and all functions below it, each after those that it calls; `known` ones are left out."""
+    """Yields `root` and all functions that it calls, directly or not, callees first; skips those in `known`."""
 
     def calls(key: FunctionKey) -> Iterator[FunctionKey]:
         for node in all_nodes(bodies[key]):

@@ -1,8 +1,8 @@
-"""Pre-flight on raw bytes, before any ONNX utility sees them.
+"""Parses and checks uploads, before any other code reads them.
 
-The ONNX checker is no guard: it accepts cycles, functions that double at every level, and dims of 2^62. This walk is
-linear in the size of the upload, counts before it reads, and stops at the first bound that is crossed. Operators are
-not looked at; the sizes of their results are bounded in `ir.operators.make`.
+The checker of ONNX does not suffice: it accepts cycles, functions whose expansion grows exponentially, and dims of
+2^62. The checks here take time linear in the size of the upload, and stop at the first limit that is exceeded. They do
+not depend on operators; `ir.operators.make` limits the sizes of operator results.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ir.onnx.readers.limits import Counter, Limits, check_size, too_large
 from ir.onnx.readers.nodes import DATA_FIELDS, UNKNOWN_DIM
 
 MIN_OPSET = 7
-"""First version of the operator set that is read: older operators broadcast by an attribute."""
+"""First supported version of the operator set; operators of older versions broadcast by an attribute."""
 MAX_OPSET: int = onnx.defs.onnx_opset_version()
 """Last version of the operator set that the installed onnx knows."""
 
@@ -41,15 +41,16 @@ OTHER_FILES = (
     (rb"\s*<", "a page of HTML or XML", "Download the file itself."),
     (rb"\s*\{", "JSON", "Send the ONNX file in its binary form."),
 )
-"""Beginning of a file that is no ONNX model (a pattern), what it is, and the repair."""
+"""Other file formats: pattern that the beginning of the file matches, description of the format, repair."""
 
 
 def parse(data: bytes, limits: Limits | None = None) -> onnx.ModelProto:
     """Parses and checks an upload.
 
     Raises:
-        ModelError: not an ONNX model, external data, undefined or doubled names, unknown operator sets.
-        ModelTooExpensive: a bound is crossed.
+        ModelError: the bytes are no ONNX model, or the model has external data, undefined or duplicate names, or an
+            unknown operator set.
+        ModelTooExpensive: a limit is exceeded.
     """
     limits = limits or Limits()
     if not data:
@@ -61,7 +62,7 @@ def parse(data: bytes, limits: Limits | None = None) -> onnx.ModelProto:
     except MemoryError:
         raise _needs_memory(data) from None
     except (DecodeError, ValueError, RuntimeError) as error:
-        if "alloc" in str(error):  # protobuf's own words for memory that it was not given
+        if "alloc" in str(error):  # in protobuf's message for a failed allocation
             raise _needs_memory(data) from None
         raise not_onnx(data, str(error)) from None
     if not model.HasField("graph") or not (model.ir_version or len(model.opset_import)):
@@ -72,11 +73,11 @@ def parse(data: bytes, limits: Limits | None = None) -> onnx.ModelProto:
 
 
 def not_onnx(data: bytes | memoryview, why: str = "") -> ModelError:
-    """The error for bytes that are no ONNX model; it says what they are, where their beginning tells.
+    """The error for bytes that are no ONNX model; it names their format if their beginning identifies it.
 
     Args:
         data: the bytes.
-        why: what protobuf says of them.
+        why: protobuf's error message.
     """
     size = f"{len(data)} bytes"
     for beginning, what, repair in OTHER_FILES:
@@ -118,7 +119,7 @@ def check(model: onnx.ModelProto, limits: Limits) -> None:
 
 
 def _check_opsets(model: onnx.ModelProto) -> None:
-    """Refuses a model that states no, an unknown, or two versions of the standard operator set."""
+    """Checks that a model states exactly one version of the standard operator set, and a supported one."""
     for holder in (model, *model.functions):
         versions = {o.version for o in holder.opset_import if o.domain in ("", "ai.onnx")}
         if len(versions) > 1:
@@ -182,7 +183,7 @@ def _walk_values(values: Any, counter: Counter) -> None:
 
 
 def _walk_type(declared: Any, name: str, counter: Counter) -> None:
-    """Shapes of tensors, also within sequences, optionals and maps (their nesting is bounded by protobuf's own)."""
+    """Checks the shapes of tensors, including those in sequences, optionals and maps (protobuf limits the nesting)."""
     kind = declared.WhichOneof("value")
     if kind in ("tensor_type", "sparse_tensor_type"):
         dims = list(getattr(declared, kind).shape.dim)
@@ -218,7 +219,7 @@ _TENSORS = ("tensors", "sparse_tensors", "graphs", "type_protos", "t", "sparse_t
 
 
 def _walk_attribute(attribute: Any, counter: Counter, depth: int) -> None:
-    """Walks every field that an attribute holds, also those that its `type` does not announce."""
+    """Checks every field of an attribute, including those that do not belong to its stated `type`."""
     limits = counter.limits
     _check_texts([attribute.name, attribute.ref_attr_name], limits)
     for descriptor, held in attribute.ListFields():
@@ -259,13 +260,13 @@ def _check_tensor(tensor: Any, counter: Counter) -> None:
         raise refuse("the file refers to external data", tensor.name or "a tensor", repair)
     count = _check_dims(tensor.dims, tensor.name, counter.limits)
     for name in _NUMBERS:
-        # Two numbers an element hold complex ones. Counting them copies nothing; ByteSize() would write the tensor.
+        # Complex elements take two numbers. Unlike `ByteSize`, `len` does not serialise the tensor.
         if len(getattr(tensor, name)) > 2 * count:
             raise refuse("a stored tensor holds more values than its dims say", tensor.name, "Export again.")
 
 
 def _check_dims(dims: Sequence[int], name: str, limits: Limits) -> int:
-    """The number of elements; an unknown dim (0) counts as 1, so that it does not hide the others."""
+    """Checks dims, and returns the number of elements; a dim of 0 (unknown) counts as 1, so that others still count."""
     if len(dims) > limits.max_rank:
         raise refuse("a tensor has an absurd rank", f"{name}: rank {len(dims)}", "Check the exporter.")
     count = 1
@@ -282,7 +283,7 @@ def _check_dims(dims: Sequence[int], name: str, limits: Limits) -> int:
 def _check_texts(texts: Sequence[str], limits: Limits) -> None:
     most = limits.max_name_bytes
     for text in texts:
-        if not isinstance(text, str):  # protobuf hands out bytes where a string is no UTF-8
+        if not isinstance(text, str):  # protobuf returns bytes for strings that are not valid UTF-8
             raise refuse("a name is not text", repr(text)[:40], "Export again, with names in UTF-8.")
         if len(text) > most:
             raise too_large(f"a name longer than {limits.max_name_bytes} characters", text[:40])
@@ -297,7 +298,7 @@ def _check_unique(names: Iterable[str], what: str) -> None:
 
 
 def _check_defined(given: set[str], nodes: Any, outputs: Iterable[str]) -> None:
-    """Refuses names that are read but neither written nor given, and names that are written twice."""
+    """Checks that every name that is read is either given or written by a node, and that none is written twice."""
     defined = given - {""}
     for node in nodes:
         for name in node.output:

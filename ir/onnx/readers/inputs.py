@@ -1,4 +1,4 @@
-"""Inputs of an ONNX file: which are parameters, their sizes, and the dim of the batch."""
+"""Inputs of an ONNX file: their roles, their sizes, and their batch dims."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Dim = int | str
 
 
 def add_inputs(builder: GraphBuilder, source: Source, options: ReadOptions) -> None:
-    """Adds the inputs of a file that something reads, at one sample, and sets the exported batch size of `builder`.
+    """Adds the inputs of a file that are read, at one sample, and sets the exported batch size of `builder`.
 
     Raises:
-        ModelError: an input has no size or shape, or what `options` say about it is wrong.
+        ModelError: the shape or a size of an input is missing, or an option about an input is invalid.
     """
     dims, parameters = options.get("dims") or {}, options.get("parameters") or ()
     _check_names(source, dims)
@@ -29,7 +29,7 @@ def add_inputs(builder: GraphBuilder, source: Source, options: ReadOptions) -> N
     roles = {}
     for name, declared in source.inputs.items():
         is_named = any(fnmatchcase(name, pattern) for pattern in parameters)
-        # Other marks (CONSTANT_TENSOR) are values that the trace made, neither data nor trained.
+        # Other marks (CONSTANT_TENSOR) are for values created during tracing, which are neither data nor trained.
         roles[name] = "parameter" if is_named else marked.get(declared.kind, "buffer")
     used = {n for node in source.nodes for n in node.inputs}
     read = [(n, d) for n, d in source.inputs.items() if n in used or n in source.outputs]
@@ -53,7 +53,7 @@ def add_inputs(builder: GraphBuilder, source: Source, options: ReadOptions) -> N
 
 
 def _check_names(source: Source, dims: Mapping[str, int]) -> None:
-    """Refuses sizes of dims that the file does not have."""
+    """Checks that the file has all symbolic dims for which sizes are given."""
     shapes = [d.shape or () for d in (*source.inputs.values(), *source.outputs.values(), *source.declared.values())]
     names = dict.fromkeys(size for shape in shapes for size in shape if isinstance(size, str)) if dims else {}
     for name in dims:
@@ -67,7 +67,7 @@ def _check_names(source: Source, dims: Mapping[str, int]) -> None:
 
 
 def _check_globs(source: Source, parameters: Sequence[str]) -> None:
-    """Refuses globs over parameters that match nothing in the file."""
+    """Checks that every glob of parameters matches a name in the file."""
     names = [*source.inputs, *source.stored]
     for pattern in parameters:
         if not any(fnmatchcase(name, pattern) for name in names):
@@ -82,7 +82,7 @@ def _check_globs(source: Source, parameters: Sequence[str]) -> None:
 def _check_bound(
     inputs: Sequence[tuple[str, Declared]], places: Mapping[str, int | None], dims: Mapping[str, int]
 ) -> None:
-    """Refuses inputs with symbolic dims that have no sizes, naming all of them at once."""
+    """Checks that all symbolic dims of inputs have sizes; the error lists all that do not."""
     unbound: dict[str, tuple[str, int]] = {}
     for name, declared in inputs:
         for index, size in enumerate(declared.shape or ()):
@@ -134,7 +134,9 @@ def _batch_sizes(
     dims: Mapping[str, int],
     batch_dims: Mapping[str, int | None],
 ) -> dict[str, Dim]:
-    """What the dims of the batch say of its size, by input; without those that are called a length.
+    """The declared size of the batch dim of each input: a number or the name of a symbolic dim.
+
+    Inputs whose leading dim is named as a length are left out.
 
     Raises:
         ModelError: no dim of any input can be the batch.
@@ -162,7 +164,7 @@ def _batch_sizes(
 
 
 def _static_batch(sizes: Mapping[str, Dim], outputs: Mapping[str, Declared]) -> int:
-    """The size of the batch where all are numbers: that with which most outputs begin; of equal ones the first."""
+    """The batch size if all sizes are numbers: the leading size of most outputs, or the first of several such sizes."""
     begins = [declared.shape[0] for declared in outputs.values() if declared.shape]
     return max((int(size) for size in sizes.values()), key=begins.count, default=1)
 
@@ -170,7 +172,7 @@ def _static_batch(sizes: Mapping[str, Dim], outputs: Mapping[str, Declared]) -> 
 def _batch_places(
     builder: GraphBuilder, data: Mapping[str, Declared], outputs: Mapping[str, Declared], options: ReadOptions
 ) -> dict[str, int | None]:
-    """The batch dim of each data input; sets the exported batch size (1 when symbolic)."""
+    """The batch dim of each data input; also sets the exported batch size of `builder` (1 if it is symbolic)."""
     dims, batch_dims = options.get("dims") or {}, options.get("batch_dims") or {}
     for name in batch_dims:
         if name not in data:
@@ -188,7 +190,7 @@ def _batch_places(
         places[name] = place
     sizes = _batch_sizes(data, places, dims, batch_dims)
     symbolic = {n for n, s in sizes.items() if isinstance(s, str)}
-    # One input decides the batch size: a symbolic leading dim if there is any, else an explicit one.
+    # One input determines the batch size: one with a symbolic leading dim, else the first with an explicit batch dim.
     first = next((n for n in batch_dims if n in sizes and n not in symbolic), None)
     batch = 1 if symbolic else int(sizes[first]) if first else _static_batch(sizes, outputs)
     for name, place in list(places.items()):

@@ -1,4 +1,4 @@
-"""Bounds on an uploaded model file, and the count of what it holds."""
+"""Limits on the size of an uploaded model file, and counters that enforce them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Bounds on an upload (assumed): they admit a 70-billion-parameter transformer (10 MB, 5,700 nodes) eight times."""
+    """Limits on an upload (assumed): eight times a transformer of 70 billion parameters (10 MB, 5,700 nodes)."""
 
     max_bytes: int = 64 * MIB
     """Bytes of the file."""
@@ -41,7 +41,7 @@ class Limits:
 
 @dataclass
 class Counter:
-    """Counts what a file holds and stops at the first bound that is crossed."""
+    """Counts the nodes, tensors and items of a file, and stops at the first limit that is exceeded."""
 
     limits: Limits
     nodes: int = 0
@@ -52,7 +52,7 @@ class Counter:
         """Adds to the counts.
 
         Raises:
-            ModelTooExpensive: a bound is crossed.
+            ModelTooExpensive: a limit is exceeded.
         """
         self.nodes += nodes
         self.tensors += tensors
@@ -73,10 +73,10 @@ def too_large(message: str, value: object) -> ModelTooExpensive:
 
 
 def check_size(num_bytes: int, most: int) -> None:
-    """Refuses a file of more than `most` bytes.
+    """Checks the size of a file.
 
     Raises:
-        ModelTooExpensive: it is larger.
+        ModelTooExpensive: it has more than `most` bytes.
     """
     if num_bytes > most:
         repair = "Strip the weights first: only shapes are needed (`automap strip model.onnx`)."

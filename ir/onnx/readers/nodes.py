@@ -1,4 +1,4 @@
-"""Protobuf to plain records: nodes in canonical order with local functions expanded, values and metadata."""
+"""Converts protobuf to plain records: nodes with expanded local functions, values and metadata."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ir.onnx.readers.stated_costs import stated_costs
 from ir.operators import Value
 
 BAGS = "#Bags"
-"""Kind of the loop of an embedding bag; its operands are rows, offsets and, where the rows are places, the table."""
+"""Kind of the loop of an embedding bag; its operands are rows, offsets and, if the rows are indices, the table."""
 
 DTYPES: Mapping[int, str] = {
     1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 8: "string", 9: "bool",
@@ -30,16 +30,16 @@ DTYPES: Mapping[int, str] = {
 }  # fmt: skip
 """`TensorProto.DataType` -> name."""
 SMALL_INTEGERS = ("int16", "uint16", "int8", "uint8", "int4", "uint4", "int2", "uint2")
-"""Dtypes of weights that were quantised; wider integers hold counts and places."""
+"""Dtypes of quantised weights; wider integers are counts and indices."""
 WITHOUT_VALUES = ("string", "float8", "float4", "complex64", "uint4", "int4", "uint2", "int2")
 """Dtypes of stored tensors whose values are never read."""
 
 UNKNOWN_DIM = -1
-"""Size that TensorFlow and PaddlePaddle write where they know none; the standard says nothing there."""
+"""Size that TensorFlow and PaddlePaddle write for unknown dims; the standard leaves the size out."""
 PYTORCH = "pytorch"
 """Producer whose exporters' quirks are known (`ir.onnx.rewrites.exporter_quirks`)."""
 KIND_KEY = "pkg.torch.export.graph_signature.InputSpec.kind"
-"""Metadata key of what an input or initializer is: PARAMETER, BUFFER, USER_INPUT ..."""
+"""Metadata key of the kind of an input or initializer: PARAMETER, BUFFER, USER_INPUT ..."""
 SCOPE_KEY = "pkg.torch.onnx.name_scopes"
 """Metadata key of the module path of a node."""
 COMMON_BUFFERS = frozenset(
@@ -47,13 +47,15 @@ COMMON_BUFFERS = frozenset(
      "relative_coords_table", "final_logits_bias", "e_score_correction_bias", "running_mean", "running_var",
      "num_batches_tracked"}
 )  # fmt: skip
-"""Names that modules give to tensors that are not trained, where the exporter no longer says so."""
+"""Names that are common for tensors that are not trained, for files whose exporter did not mark them."""
 
 
 def is_common_buffer(name: str) -> bool:
-    """Whether a tensor's name is one that modules give to tensors that are not trained: those above, masks, and
-    frequencies of rotary embeddings (Gemma has two, with what they are for in front)."""
-    # Readers of one tensor may have copies, which are numbered.
+    """Whether a tensor's name is common for tensors that are not trained.
+
+    These are `COMMON_BUFFERS`, masks, and frequencies of rotary embeddings (of which Gemma has two, with prefixes).
+    """
+    # Copies of a tensor for single consumers have a number as suffix.
     own = name.rpartition(".")[2].partition("#")[0]
     return own in COMMON_BUFFERS or own.endswith(("mask", "inv_freq"))
 
@@ -61,36 +63,35 @@ def is_common_buffer(name: str) -> bool:
 FILLED_KEY = "automap.filled"
 """Metadata key of a stripped weight: "1" if all its elements were equal."""
 CONTENT_KEY = "automap.content"
-"""Metadata key of a stripped weight: a number that equal weights share."""
+"""Metadata key of a stripped weight: a number that is the same for equal weights."""
 TURNED_KEY = "automap.turned"
 """Metadata key of a stripped weight: the number of the weight that equals its transpose."""
 COMPUTED_KEY = "automap.computed"
-"""Metadata key of a stripped tensor: "1" if its numbers were those of a mask or a table of cosines and sines."""
+"""Metadata key of a stripped tensor: "1" if it was a mask or a table of cosines and sines."""
 BAND_KEY = "automap.band"
 """Metadata key of a stripped tensor that was a mask: see `ir.onnx.rewrites.stored_bands.Band`, as a JSON list."""
 REPEATS_KEY = "automap.repeats"
-"""Metadata key of a stripped tensor that repeated itself: see `ir.onnx.rewrites.repeated_samples.periods`, with blanks
-between the numbers."""
+"""Metadata key of a stripped tensor that repeated itself: the numbers of `ir.onnx.rewrites.repeated_samples.periods`,
+separated by blanks."""
 ROWS_KEY = "automap.rows"
-"""Metadata key of a stripped tensor that was looked up: the rows of its table, see `ir.onnx.rewrites.stored_rows`."""
+"""Metadata key of a stripped tensor that was the result of a look-up: number of rows of its table, see
+`ir.onnx.rewrites.stored_rows`."""
 RANK_KEY = "automap.rank"
 """Metadata key of a stripped product of a table and a weight: its rank, see `ir.onnx.rewrites.folded_products`."""
 COMPUTED = "COMPUTED"
-"""Kind of a stored tensor that holds such numbers (`Stored.kind`)."""
+"""`Stored.kind` of a mask or a table of cosines and sines."""
 UNREAD_KEY = "automap.unread_parameters"
-"""Metadata key of a file: a sentence about parameters of the network that its graph does not read; it becomes a
-warning."""
+"""Metadata key of a file: a warning about parameters of the network that its graph does not read."""
 QUANTISED_KEY = "automap.quantised_weights"
-"""Metadata key of a file: a sentence about weights that the model's configuration stores quantised; it becomes a
-warning."""
+"""Metadata key of a file: a warning about weights that are quantised according to the model's configuration."""
 FROZEN_KEY = "automap.frozen_parameters"
 """Metadata key of a file: the names of parameters that are not trained, as a JSON list."""
 MOST_SAID = 1000
-"""Characters of such a sentence that are told; ours have some 300."""
+"""Largest number of characters of such a warning; longer ones are cut (those that AutoMAP writes have some 300)."""
 SIGNATURE_KEY = "pkg.torch.export.ExportedProgram.graph_signature"
-"""Metadata key of a graph: what each input of the exported program is, one a line, `b_w: BUFFER target='w' …`."""
+"""Metadata key of a graph: what each input of the exported program is, one a line, such as `b_w: BUFFER target='w'`."""
 FOLDED_KEY = "pkg.onnxscript.optimizer.folded_from"
-"""Metadata key of a value that the exporter's optimiser computed: the names of the tensors it was computed from."""
+"""Metadata key of a value that the exporter's optimiser folded: names of the tensors from which it was computed."""
 
 
 STATE_POSITIONS: Mapping[str, tuple[int, ...]] = {
@@ -98,7 +99,7 @@ STATE_POSITIONS: Mapping[str, tuple[int, ...]] = {
     "BatchNormalization": (1, 2, 3, 4), "InstanceNormalization": (1, 2), "GroupNormalization": (1, 2), "PRelu": (1,),
     "LSTM": (1, 2, 3), "GRU": (1, 2, 3), "RNN": (1, 2, 3), "MatMul": (1,), "Transpose": (0,),
 }  # fmt: skip
-"""Operand positions, by kind, in which a graph input with a dotted name is a parameter or buffer of a module."""
+"""Kind -> operand positions in which a graph input with a dotted name is a parameter or buffer of a module."""
 
 
 @dataclass
@@ -116,24 +117,24 @@ class Node:
     costs: dict[str, float] = field(default_factory=dict)
     """Costs that the file states; see `ir.onnx.readers.stated_costs`."""
     annotations: tuple[tuple[str, int], ...] = ()
-    """What the author of the file asks of a plan; see `ir.onnx.readers.annotations`."""
+    """Constraints of the file's author on plans; see `ir.onnx.readers.annotations`."""
     label: str = ""
     """Name that the exporter gave the node inside its module."""
 
 
 @dataclass
 class Stored:
-    """A tensor stored in the file: its declaration, and its value where it is small."""
+    """A tensor stored in the file: its declaration, and its value if it is small."""
 
     shape: tuple[int, ...]
     dtype: str
     value: Value | None = None
     kind: str = ""
-    """PARAMETER or BUFFER, as the exporter marked it; empty where it did not."""
+    """PARAMETER or BUFFER, as marked by the exporter; empty if it is not marked."""
     origin: str = ""
-    """Name of the parameter that the exporter's optimiser made it of; empty where it is none of these."""
+    """Name of the parameter from which the exporter's optimiser computed it; empty if there is none."""
     periods: tuple[int, ...] = ()
-    """Rows after which it repeats itself, see `ir.onnx.rewrites.repeated_samples`; empty where nothing was compared."""
+    """Rows after which it repeats itself, see `ir.onnx.rewrites.repeated_samples`; empty if that is not known."""
 
 
 @dataclass
@@ -141,10 +142,10 @@ class Declared:
     """An input, an output or an inner value with a declared type."""
 
     shape: tuple[int | str, ...] | None
-    """Sizes of the dims, symbolic ones as strings; None where no shape is declared."""
+    """Sizes of the dims, symbolic ones as strings; None if no shape is declared."""
     dtype: str
     kind: str = ""
-    """PARAMETER, BUFFER, USER_INPUT ... as the exporter marked it; empty where it did not."""
+    """PARAMETER, BUFFER, USER_INPUT ... as marked by the exporter; empty if it is not marked."""
 
 
 @dataclass
@@ -164,7 +165,7 @@ class Source:
     """Whether stored tensors have the names of the module's parameters and buffers, except those called `onnx::`
     (PyTorch's older exporter)."""
     warnings: tuple[str, ...] = ()
-    """What was assumed while the file was read."""
+    """Assumptions made while the file was read."""
     frozen: frozenset[str] = frozenset()
     """Names of parameters that are not trained; some may not be in the file."""
 
@@ -201,7 +202,7 @@ _TEXT = re.compile(r"""'([^'\\]*)'|"([^"\\]*)\"""")
 
 
 def text_list(text: str) -> list[str]:
-    """The strings of a list as Python prints it; empty where the text is no such list."""
+    """The strings in a list as Python prints it; empty if the text is no such list."""
     if not isinstance(text, str) or len(text) > 20_000 or not _TEXTS.fullmatch(text):
         return []
     return [single or double for single, double in _TEXT.findall(text)]
@@ -265,7 +266,7 @@ _PLAIN: Mapping[int, Callable[[Any], Any]] = {
 
 
 def _attribute(proto: Any, given: Mapping[str, Any]) -> Any:
-    """The plain value of an attribute; references to a function's attribute take `given`."""
+    """The plain value of an attribute; references to attributes of a function are looked up in `given`."""
     if proto.ref_attr_name:
         return given.get(proto.ref_attr_name)
     if proto.type in _PLAIN:
@@ -277,7 +278,7 @@ def _attribute(proto: Any, given: Mapping[str, Any]) -> Any:
 
 
 class Reader:
-    """Collects the nodes of a model with local functions expanded."""
+    """Collects the nodes of a model, with local functions expanded."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.model = model
@@ -285,7 +286,7 @@ class Reader:
         self.nodes: list[Node] = []
         self.fresh = 0
         self.loop = ""
-        """Beginning of the names of tensors that the body which is read stores; empty outside of loops."""
+        """Prefix of the names of tensors stored in the loop body that is being read; empty outside of loops."""
 
     def read(
         self,
@@ -301,10 +302,10 @@ class Reader:
         Args:
             protos: nodes of a graph or of a function's body.
             opsets: domain -> version of its operator set.
-            names: formal -> actual names inside a function; None outside.
-            given: attributes of the call inside a function.
-            prefix: prefix of names that a function's body defines.
-            scope: module path of the call inside a function.
+            names: formal -> actual names inside a function; None outside of functions.
+            given: attributes of the call, inside a function.
+            prefix: prefix of the names that a function's body defines.
+            scope: module path of the call, inside a function.
         """
         local = dict(names or {})
 
@@ -349,7 +350,7 @@ class Reader:
     def _control(
         self, proto: Any, inputs: list[str], outputs: list[str], renamed: Callable[[str], str], around: tuple[Any, ...]
     ) -> None:
-        """Appends an If with its branches, a loop with its body, or the loop of an embedding bag as one node."""
+        """Appends a control flow node: an If with its branches, a loop with its body, or an embedding bag."""
         opsets, *_, prefix, scope = around
         name = (prefix + proto.name) if proto.name else ""
         if proto.op_type == "If":
@@ -375,9 +376,16 @@ class Reader:
         self.nodes.append(Node(proto.op_type, operands, outputs, attributes, name, scope, opsets.get("", 0)))
 
     def _body(self, graph: Any, around: tuple[Any, ...], captured: Mapping[str, str], label: str) -> Body:
-        """The body of the loop that writes `label`, with the names that it reads from the enclosing graph."""
+        """The body of the loop that writes tensor `label`.
+
+        Args:
+            graph: protobuf of the body.
+            around: arguments of `read` for the enclosing graph.
+            captured: names that the body reads from the enclosing graph -> their actual names.
+            label: first result of the loop, from which names inside the body are derived.
+        """
         opsets, _, _, given, prefix, scope = around
-        # Stored tensors of a loop within a loop are the same in all iterations of both.
+        # All iterations of nested loops share the stored tensors of the inner body, hence names without a number.
         base = f"{self.loop or prefix}{label}/"
         own = {t.name: f"{base}{t.name}" for t in graph.initializer}
         stored = {
@@ -396,14 +404,14 @@ class Reader:
 
     @cached_property
     def shared(self) -> set[str]:
-        """Names that several tensors of the file have, as those of two branches may."""
+        """Names that several tensors of the file share, which is possible in different branches."""
         counted = Counter(v.name for v in self.model.graph.input)
         for graph in all_graphs(self.model):
             counted.update(written(graph))
         return {name for name, count in counted.items() if count > 1}
 
     def _branch(self, attribute: Any, around: tuple[Any, ...], label: str) -> Branch:
-        """The branch that an attribute of the If that writes `label` holds."""
+        """The branch in an attribute of the If node that writes tensor `label`."""
         opsets, _, local, given, prefix, scope = around
         graph, names = attribute.g, dict(local)
         for name in written(graph):
@@ -428,7 +436,7 @@ class Reader:
         actual = inputs + [""] * (len(function.input) - len(inputs))
         given_names = dict(zip(function.input, actual, strict=False))
         results = list(zip(function.output, outputs, strict=False))
-        # A result that is an operand has its name inside of the function.
+        # A result of the function that is one of its operands becomes an Identity.
         self.nodes += [Node("Identity", [given_names[k]], [v], {}) for k, v in results if v and k in given_names]
         names = {k: v for k, v in results if v} | given_names
         self.fresh += 1

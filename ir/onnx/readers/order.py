@@ -1,4 +1,4 @@
-"""The nodes of a file that its outputs need, and an order in which they can be computed."""
+"""Selects the nodes that the outputs of a file depend on, and sorts them topologically."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ir.onnx.readers.nodes import Node
 
 
 def needed(nodes: list[Node], outputs: Iterable[str]) -> list[Node]:
-    """The nodes without those that none of the outputs depends on."""
+    """The nodes on which at least one output depends, in the same order."""
     producer = {name: i for i, node in enumerate(nodes) for name in node.outputs if name}
     pending = [producer[name] for name in outputs if name in producer]
     found = set[int]()
@@ -23,7 +23,7 @@ def needed(nodes: list[Node], outputs: Iterable[str]) -> list[Node]:
 
 
 def in_order(nodes: list[Node], known: set[str]) -> list[Node]:
-    """The nodes in an order in which each reads only known or written tensors; ties by position in the file (Kahn).
+    """The nodes in topological order (Kahn's algorithm); ties are resolved by position in the file.
 
     Raises:
         ModelError: the graph has a cycle.
@@ -55,7 +55,7 @@ def in_order(nodes: list[Node], known: set[str]) -> list[Node]:
 
 
 def _is_in_order(nodes: list[Node], written: set[str]) -> bool:
-    """Whether each node reads none of the names `written` before a node has written it; most files are so."""
+    """Whether the nodes are in topological order already, as in most files."""
     if sum(len(node.outputs) for node in nodes) != sum(len(set(node.outputs)) for node in nodes):
         return False
     for node in nodes:

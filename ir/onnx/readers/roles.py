@@ -1,6 +1,7 @@
-"""Which tensors of a file are parameters, buffers or constants.
+"""Determines which tensors of a file are parameters, buffers or constants.
 
-Exporters of PyTorch 2 mark them in metadata; elsewhere the operand positions in which a tensor is read decide.
+The exporters of PyTorch 2 mark them in metadata. In other files the role of a tensor follows from the operand positions
+in which it is read.
 """
 
 from __future__ import annotations
@@ -26,46 +27,46 @@ WEIGHT_POSITIONS: Mapping[str, Sequence[int]] = {
      "Exp", "Neg", "Log", "Abs", "Sqrt", "Sigmoid", "Tanh", "Softplus", "Relu", "Softmax", "Clip", "Pow", "ReduceSum",
      "ReduceMean", "ReduceL2", "LpNormalization", "GatherElements", "GatherND", "Resize"), (0,)
 )  # fmt: skip
-"""Operand positions, by kind, in which a stored float tensor is taken for a parameter. Outside the standard
-domain it is one in every position."""
+"""Kind -> operand positions in which a stored float tensor is assumed to be a parameter; for kinds outside the standard
+domain, these are all positions."""
 MATRIX_POSITIONS = {
     kind: WEIGHT_POSITIONS[kind]
     for kind in ("Conv", "ConvTranspose", "Gemm", "MatMul", "FusedMatMul", "LSTM", "GRU", "RNN")
 }
-"""Positions that hold the weights of which every model has some."""
+"""Kind -> operand positions of weight matrices, of which every model has some."""
 ALWAYS_WEIGHTS = frozenset(MATRIX_POSITIONS) | {
     "BatchNormalization", "InstanceNormalization", "LayerNormalization", "GroupNormalization", "RMSNormalization",
     "SimplifiedLayerNormalization", "PRelu", "DeformConv",
 }  # fmt: skip
-"""Kinds whose weight positions hold weights also where these are of one element, such as a bias of one channel; one
-element in the position of another kind may be any number."""
+"""Kinds for which tensors of a single element in weight positions are weights as well, such as a bias of one channel.
+For other kinds, such a tensor may be any constant."""
 NORMS = frozenset({"LayerNormalization", "GroupNormalization", "InstanceNormalization", "RMSNormalization",
                    "SimplifiedLayerNormalization"})  # fmt: skip
-"""Kinds with a scale after their operand."""
+"""Normalisations, whose operand 1 is a scale."""
 LEARNED_DATA = NORMS | {"Conv", "ConvTranspose", "GridSample", "Gelu", "Swish", "Reciprocal", "LeakyRelu", "Elu",
                         "ReduceMax"}  # fmt: skip
-"""Kinds whose operand 0, which is data otherwise, is a parameter where it is stored: DeBERTa's embeddings of relative
-places, which are normalised, the image that a generator begins with, planes of features."""
+"""Kinds whose operand 0, usually an activation, is a parameter if it is stored in the file: for instance DeBERTa's
+embeddings of relative positions, which are normalised, the learned input of a generator, or feature planes."""
 _MADE = re.compile(r"onnx::|/|_?val_\d+$|scalar_tensor")
-"""Beginnings of the names that PyTorch's exporters give to the results of operators: where a later tool stored such a
-result in the file, it is no parameter of the module."""
+"""Beginnings of the names that PyTorch's exporters give to results of operators. A stored tensor with such a name was
+computed by another tool, and is no parameter of the module."""
 _NUMBERED = re.compile(r"_?val_\d+(_token_\d+|#\d+)*$")
-"""Names that PyTorch's newer exporter gives to literals, and to weights that it transposed for a product. The scale and
-shift of a norm are never transposed: what has such a name there are the ones and zeros of a norm without parameters."""
+"""Names that PyTorch's newer exporter gives to literals and to transposed weights. Scale and shift of a norm are never
+transposed, so that tensors with such names there are the ones and zeros of a norm without parameters."""
 _WRITTEN_OUT = re.compile(r"/(.*/)?Constant(_\d+)?_output_\d+(_quantized|_token_\d+|#\d+)*$")
-"""Names of the constants that PyTorch's older exporter writes as nodes, and that later tools store beside the weights:
-scales of ones of a norm without any, frequencies of an embedding of time."""
+"""Names of constants that PyTorch's older exporter writes as nodes and other tools store like weights: for instance the
+ones of a norm without parameters, or the frequencies of a time embedding."""
 RUNNING_STATISTICS = (3, 4)
 """Operand positions of BatchNormalization whose tensors are updated without a gradient."""
 
 
 def roles_without_metadata(source: Source) -> dict[str, TensorRole]:
-    """Roles of the stored tensors of a file whose exporter marked none.
+    """Roles of the tensors of a file whose exporter marked no parameters.
 
-    A float tensor of two or more elements in a weight position is a parameter, and one of a single element where
-    nothing but weights stand; running statistics are buffers. A file that was stripped of its weights may hold each as
-    a `ConstantOfShape` of a stored shape (the light models of the onnx package do), so that the results of such
-    operators have roles too. Where weights are stored, they are zeros.
+    A stored float tensor in a weight position is a parameter if it has two or more elements, or if the kind is one of
+    `ALWAYS_WEIGHTS`; running statistics are buffers. A file without weights may contain a `ConstantOfShape` in place of
+    each (as do the light models of the onnx package), and then the results of these operators have roles, too. In files
+    with weights, such results are constants.
 
     Returns:
         tensor name -> role; a tensor that is not listed is a constant.
@@ -82,9 +83,9 @@ def roles_without_metadata(source: Source) -> dict[str, TensorRole]:
         and ("value" not in node.attributes or node.attributes["value"].data_type in (1, 10, 11, 16))
     }
     roles: dict[str, TensorRole] = {}
-    # A module that was frozen has its weights in such constants too.
+    # A module that was frozen before export has its weights in such constants, too.
     has_names = any(name in held and not _WRITTEN_OUT.match(name) for name in _matrices(nodes))
-    # A quantised weight is read through an Identity, in place of the operator that makes it floats.
+    # A quantised weight is read through an Identity, which replaces its dequantisation.
     same = {node.outputs[0]: node.inputs[0] for node in nodes if node.kind == "Identity" and node.inputs}
     for node in nodes:
         positions = WEIGHT_POSITIONS.get(node.kind, ())
@@ -116,12 +117,12 @@ def roles_without_metadata(source: Source) -> dict[str, TensorRole]:
 
 
 def _matrices(nodes: Iterable[Node]) -> set[str]:
-    """Names of the tensors that are read as matrices of weights."""
+    """Names of the tensors that are read in the positions of weight matrices."""
     return {node.inputs[i] for node in nodes for i in MATRIX_POSITIONS.get(node.kind, ()) if i < len(node.inputs)}
 
 
 def _holds_weights(nodes: Iterable[Node], stored: Mapping[str, Stored]) -> bool:
-    """Whether a matrix of weights is among the stored tensors."""
+    """Whether a weight matrix is among the stored tensors."""
     given = [stored[name] for name in _matrices(nodes) & stored.keys()]
     return any(_is_float(each) and len(each.shape) > 1 for each in given)
 
@@ -131,7 +132,7 @@ def _is_float(stored: Stored) -> bool:
 
 
 def _with_branches(nodes: Iterable[Node], stored: Mapping[str, Stored]) -> tuple[list[Node], dict[str, Stored]]:
-    """The nodes and stored tensors, with those of branches and of one iteration of loops among them."""
+    """The nodes and stored tensors, including those of all branches and of one iteration of each loop."""
     every, held = [], dict(stored)
     for node in nodes:
         every.append(node)
@@ -148,15 +149,16 @@ def _with_branches(nodes: Iterable[Node], stored: Mapping[str, Stored]) -> tuple
 
 
 def _handed(node: Node) -> list[str]:
-    """The operands of a loop's body as weights may be handed to it: what is sliced, and state that it leaves as it is.
+    """Names of the operands of a loop's body, through which it may read weights of the enclosing graph.
 
-    State that changes begins with numbers that are no weights; it has the names of the body.
+    Sliced operands and state that the body does not change have the names of the enclosing graph. State that changes
+    has the names of the body, since its initial values are no weights.
     """
     body = node.attributes["body"]
     given = [outer or own for outer, own in zip(node.inputs, body.operands, strict=False)]
     nodes, results = body.read(given, 0)
     same = {each.outputs[0]: each.inputs[0] for each in nodes if each.kind == "Identity" and each.inputs}
-    # A Loop has its number and its condition in front of the state, and the condition in front of the results.
+    # The operands of a Loop are its trip count, its condition and the state; its body returns the condition first.
     first, skipped = (2, 1) if node.kind == "Loop" else (0, 0)
     num_states = len(given) - first - int(node.attributes.get("num_scan_inputs", 0))
     for i in range(first, first + num_states):
@@ -169,13 +171,17 @@ def _handed(node: Node) -> list[str]:
 
 
 def with_stored_constants(nodes: list[Node], stored: dict[str, Stored]) -> list[Node]:
-    """Stores the float tensors of Constant nodes, where the weights of the file are such tensors.
+    """Moves the float tensors of Constant nodes to the stored tensors, if the weights of a file are in such nodes.
 
-    Some exporters write no initializers, and a module that was frozen before its export has none. Where initializers
-    hold weights, Constant nodes hold true constants.
+    Some exporters write no initializers, and a module that was frozen before its export has none. If initializers
+    contain weights, Constant nodes are true constants.
+
+    Args:
+        nodes: the nodes of the file.
+        stored: the stored tensors, to which those of the nodes are added.
 
     Returns:
-        the nodes without those; `stored` has their tensors.
+        the remaining nodes.
     """
     held = {
         node.outputs[0]: node.attributes["value"]
@@ -196,8 +202,8 @@ def stored_role(name: str, stored: Stored, guess: Mapping[str, TensorRole], para
     Args:
         name: name of the tensor.
         stored: its record.
-        guess: result of `roles_without_metadata`; empty where the exporter marked the parameters.
-        parameters: the user's globs over the names of parameters, which override everything else.
+        guess: result of `roles_without_metadata`; empty if the exporter marked the parameters.
+        parameters: the user's globs that match names of parameters, which override everything else.
     """
     if any(fnmatchcase(name, pattern) for pattern in parameters) or stored.kind == "PARAMETER":
         return "parameter"

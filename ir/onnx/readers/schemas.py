@@ -1,7 +1,8 @@
-"""What onnx's own schemas say about a standard operator: how many operands it takes, and the shapes of its results.
+"""Number of operands and result shapes of standard operators, according to the schemas of the onnx package.
 
-Shapes are inferred for kinds outside the table, one node at a time. Inference over a whole model would walk functions
-and subgraphs, and crashes where a required operand is absent; a single node is checked against its schema first.
+Shapes are inferred only for kinds that are not in the table, one node at a time. Shape inference of a whole model would
+also process functions and subgraphs, and crashes if a required operand is absent; a single node can be checked against
+its schema first.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ def _schema(kind: str, opset: int) -> Any:
 
 
 def check_num_operands(node: Node, count: int) -> None:
-    """Refuses a node with more operands than its kind takes; `count` is their number.
+    """Checks that a node does not have more operands (`count`) than its kind allows.
 
     Raises:
-        ModelError: names the node and both numbers.
+        ModelError: it does; the message states the node and both numbers.
     """
-    # The reader adds to control flow the tensors that its branches and bodies read.
+    # The reader adds the tensors that branches and bodies read to the operands of control flow nodes.
     schema = _schema(node.kind, node.opset) if node.kind not in ("If", "Loop", "Scan") else None
     if schema is not None and count > schema.max_input:
         most = f"{schema.max_input} operand{'s' if schema.max_input != 1 else ''}"
@@ -51,10 +52,10 @@ def check_num_operands(node: Node, count: int) -> None:
 
 
 def with_picked_boxes(error: ModelError, model: onnx.ModelProto) -> ModelError:
-    """The error of a file that cannot be read; where the file picks boxes, as detectors do for inference, it says so.
+    """The error for a file that cannot be read, with a hint if it selects boxes, as detectors do for inference.
 
-    Such files are exported from one image without a dim of samples. The first operator that cannot be read is often far
-    from where boxes are picked.
+    Such files are exported for one image without a batch dim. The first operator that cannot be read is often unrelated
+    to the selection of boxes, so that its error alone would be misleading.
 
     Args:
         error: why the file cannot be read.
@@ -70,10 +71,10 @@ def with_picked_boxes(error: ModelError, model: onnx.ModelProto) -> ModelError:
 
 
 def check_is_standard(node: Node) -> None:
-    """Refuses a node of the standard domain that no operator set of ONNX has; its result has no shape.
+    """Checks that a node of the standard domain, whose results have no declared shape, is a kind that ONNX defines.
 
     Raises:
-        ModelError: names the node.
+        ModelError: ONNX has no such kind; the message names the node.
     """
     if "." in node.kind or _schema(node.kind, node.opset) is not None or _schema(node.kind, 0) is not None:
         return
@@ -89,7 +90,7 @@ def check_is_standard(node: Node) -> None:
 def infer(
     node: Node, inputs: Sequence[str], tensors: Mapping[str, Tensor], values: Mapping[str, Value], num_samples: int
 ) -> dict[str, Declared]:
-    """Infers the results of one node.
+    """Infers the types of the results of one node.
 
     Args:
         node: the node, with the names of the file.

@@ -1,4 +1,4 @@
-"""Costs that a file states for operators of kinds outside the table, in `metadata_props` of a node.
+"""Costs that a file states in `metadata_props` of a node, for operators whose kind is not in the table.
 
 `automap.forward_s` is seconds of one sample's forward pass on the device where it was measured, `automap.backward_s`
 seconds of its backward pass; `automap.flops` is floating-point operations and `automap.bytes` bytes moved, both of the
@@ -17,10 +17,10 @@ COST_KEYS = ("automap.forward_s", "automap.backward_s", "automap.flops", "automa
 
 
 def stated_costs(metadata: Mapping[str, str], name: str) -> dict[str, float]:
-    """The costs among the metadata of node `name`, by key without `automap.`.
+    """The costs in the metadata of node `name`; keys are without `automap.`.
 
     Raises:
-        ModelError: a cost is no number, or negative.
+        ModelError: a cost is not a number, or negative.
     """
     costs: dict[str, float] = {}
     for key in COST_KEYS:
