@@ -1,8 +1,8 @@
-"""Fused operators, those of ONNX Runtime (domain com.microsoft) and SwiGLU, written as those that they are made of.
+"""Replaces fused operators of ONNX Runtime (domain com.microsoft) and SwiGLU by standard operators.
 
-Files that its optimisers wrote hold them: attention with its projections, embeddings with their norm, products with
-their activations. Operand orders are those of ONNX Runtime's ContribOperators.md, version 1.23. Key padding masks and
-scales are left out: they cost nothing beside the products.
+Files written by the optimisers of ONNX Runtime contain them: attention with its projections, embeddings with their
+norm, products with their activations. The order of operands is that of ONNX Runtime's ContribOperators.md, version
+1.23. Key padding masks and scales are left out, since their cost is negligible compared to the products.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from ir.onnx.readers.nodes import Node
 
 DOMAIN = "com.microsoft."
 PROCESSOR_LAYOUT = "com.microsoft.nchwc."
-"""Domain of kinds whose weights hold further channels of zeros, so that their sizes are not those of the model."""
+"""Domain of kinds whose weights are padded with channels of zeros, so that their sizes are not those of the model."""
 ATTENTION_VERSION = 23
 """Version of the standard operator set that has Attention, RMSNormalization and RotaryEmbedding."""
 TURNS = ("transA", "transBatchA", "transB", "transBatchB")
-"""Attributes of FusedMatMul: whether the last two dims of an operand are swapped, and whether its first dim stands
-after those of the batch, for each of its operands."""
+"""Attributes of FusedMatMul: for each operand, whether its last two dims are swapped, and whether its first dim comes
+after the batch dims."""
 
 
 class _Written:
-    """The standard nodes that stand for one fused node."""
+    """The standard nodes that replace one fused node."""
 
     def __init__(self, node: Node, products: Set[str], precision: Mapping[str, int]) -> None:
         self.node = node
         self.precision = precision
-        """The attribute of the file's norms that names the type of their statistics, where they have it."""
+        """Attribute of the file's norms that states the dtype of their statistics; empty if they have none."""
         self.products = products
-        """Names of the results of products of matrices in the file."""
+        """Names of the results of matrix products in the file."""
         self.nodes: list[Node] = []
 
     def operand(self, index: int) -> str:
-        """Name of an operand; empty where it is absent."""
+        """Name of an operand; empty if it is absent."""
         return self.node.inputs[index] if index < len(self.node.inputs) else ""
 
     def attribute(self, name: str, default: Any = None) -> Any:
@@ -66,7 +66,7 @@ class _Written:
         return {name: self.node.attributes[name] for name in names if name in self.node.attributes}
 
     def sum(self, *names: str) -> str:
-        """The sum of the operands that are there."""
+        """Appends the sum of the operands that are present; returns its name."""
         present = [name for name in names if name]
         total = present[0]
         for name in present[1:]:
@@ -74,10 +74,10 @@ class _Written:
         return total
 
     def attend(self, q: str, k: str, v: str, mask: str = "", *, kv_heads: int = 0, is_causal: bool = False) -> None:
-        """Appends the attention of `[b, s, h]` operands as the result."""
+        """Appends attention of `[b, s, h]` operands, whose result is that of the fused node."""
         heads = int(self.attribute("num_heads", 0))
         self._refuse_cache()
-        # Mistral's window of 4,096 positions has the query's own among them.
+        # Mistral's window of 4,096 positions includes the query's own.
         window = int(self.attribute("local_window_size", -1))
         self.add(
             "Attention", [q, k, v, *([mask] if mask else [])], self.node.outputs[0], q_num_heads=heads,
@@ -86,7 +86,7 @@ class _Written:
         )  # fmt: skip
 
     def unpacked(self, name: str, parts: str) -> list[str]:
-        """The parts, `[b, s, h]`, of an operand that holds them as `[b, s, heads, parts, head size]`."""
+        """Appends the separation of an operand `[b, s, heads, parts, head size]` into its parts, each `[b, s, h]`."""
         outputs = [f"{self.node.outputs[0]}#{part}" for part in parts]
         self.add_many("Split", [name], outputs, axis=3, num_outputs=len(parts))
         return [self.add("Reshape", [part, self.integers(0, 0, -1)]) for part in outputs]
@@ -130,7 +130,7 @@ def _grouped(to: _Written) -> None:
     q, k, v = (to.operand(i) for i in range(3))
     heads, kv_heads = int(to.attribute("num_heads", 0)), int(to.attribute("kv_num_heads", 0))
     if not k and not v:
-        # All heads lie in one operand, those of the queries first.
+        # One operand contains all heads, those of the queries first.
         packed = to.add("Reshape", [q, to.integers(0, 0, heads + 2 * kv_heads, -1)])
         parts = [f"{to.node.outputs[0]}#{part}" for part in "qkv"]
         to.add_many("Split", [packed, to.integers(heads, kv_heads, kv_heads)], parts, axis=2)
@@ -164,10 +164,10 @@ def _embedding(to: _Written) -> None:
 
 
 def _skip_norm(kind: str, bias: int) -> Callable[[_Written], None]:
-    """A sum of two operands with a bias (operand `bias`), which is the fourth result too, and a norm of the sum."""
+    """A norm of the sum of two operands and a bias (operand `bias`); the sum is the fourth result."""
 
     def write(to: _Written) -> None:
-        # A bias belongs to the product that it was added to, in front of the residual stream.
+        # The bias is added to the result of the product first, before the residual stream.
         first, second = sorted((to.operand(0), to.operand(1)), key=lambda name: name not in to.products)
         outputs = [*to.node.outputs, "", "", ""][:4]
         biased = to.sum(first, to.operand(bias))
@@ -180,7 +180,7 @@ def _skip_norm(kind: str, bias: int) -> Callable[[_Written], None]:
 
 
 def _gelu(approximate: str) -> Callable[[_Written], None]:
-    """An operand, a bias that may be there, and GELU of their sum."""
+    """GELU of the sum of an operand and an optional bias."""
 
     def write(to: _Written) -> None:
         to.add("Gelu", [to.sum(to.operand(0), to.operand(1))], to.node.outputs[0], approximate=approximate)
@@ -189,17 +189,17 @@ def _gelu(approximate: str) -> Callable[[_Written], None]:
 
 
 def _swiglu(to: _Written) -> None:
-    """A gate and what it is multiplied by."""
+    """Operands: a gate, and the values that it multiplies."""
     to.add("Mul", [to.add("Swish", [to.operand(0)], **to.attributes_of("alpha")), to.operand(1)], to.node.outputs[0])
 
 
 def _bias_add(to: _Written) -> None:
-    """An operand, its bias, and a residual stream."""
+    """Operands: a tensor, its bias, and a residual stream."""
     to.add("Add", [to.sum(to.operand(0), to.operand(1)), to.operand(2)], to.node.outputs[0])
 
 
 def _split_gelu(to: _Written) -> None:
-    """An operand and its bias; GELU of the second half of their sum is a gate of the first."""
+    """The first half of the sum of a tensor and its bias, multiplied by GELU of the second half."""
     halves = [f"{to.node.outputs[0]}#{part}" for part in ("up", "gate")]
     to.add_many("Split", [to.sum(to.operand(0), to.operand(1))], halves, axis=-1, num_outputs=2)
     to.add("Mul", [halves[0], to.add("Gelu", [halves[1]])], to.node.outputs[0])
@@ -226,8 +226,7 @@ def _group_norm(skip: int) -> Callable[[_Written], None]:
 
 
 def _product(to: _Written) -> None:
-    """A product of operands that may be turned, times a number; see `with_turns`, which knows how many dims they
-    have."""
+    """A scaled product of operands that may be transposed; `with_turns` adds the transposes once ranks are known."""
     turns = {name: 1 for name in TURNS if to.attribute(name)}
     alpha = float(to.attribute("alpha", 1.0))
     product = to.add("FusedMatMul" if turns else "MatMul", to.node.inputs, to.node.outputs[0] * (alpha == 1.0), **turns)
@@ -236,11 +235,11 @@ def _product(to: _Written) -> None:
 
 
 def with_turns(node: Node, ranks: Sequence[int]) -> list[Node]:
-    """A product of turned operands as Transposes and a MatMul.
+    """Replaces a product of transposed operands by Transposes and a MatMul.
 
     Args:
-        node: of the kind FusedMatMul, with those attributes of `TURNS` that are not 0.
-        ranks: numbers of dims of its operands.
+        node: a FusedMatMul, with those attributes of `TURNS` that are not 0.
+        ranks: number of dims of each operand.
     """
     found: list[Node] = []
     operands = list(node.inputs)
@@ -257,7 +256,7 @@ def with_turns(node: Node, ranks: Sequence[int]) -> list[Node]:
 
 
 def _activated(kind: str, num_operands: int) -> Callable[[_Written], None]:
-    """A standard operator, another operand added to its result, and an activation."""
+    """A standard operator, followed by the addition of another operand and an activation."""
 
     def write(to: _Written) -> None:
         own = {k: v for k, v in to.node.attributes.items() if not k.startswith("activation")}
@@ -269,7 +268,7 @@ def _activated(kind: str, num_operands: int) -> Callable[[_Written], None]:
 
 
 def _last_channels(to: _Written) -> None:
-    """A convolution of images with channels last, and so in its weight; bias, a residual stream, an activation."""
+    """A convolution with channels last in images and weight, followed by a bias, a residual stream, an activation."""
     first = (0, 3, 1, 2)
     image = to.add("Transpose", [to.operand(0)], perm=first)
     operands = [image, to.add("Transpose", [to.operand(1)], perm=first), *([to.operand(2)] if to.operand(2) else [])]
@@ -291,7 +290,7 @@ STANDARD: dict[str, Callable[[_Written], None]] = {
 }  # fmt: skip
 """Kind in the domain com.microsoft -> function that appends the standard nodes."""
 WRITERS = {f"{DOMAIN}{kind}": write for kind, write in STANDARD.items()} | {"SwiGLU": _swiglu}
-"""The same by kinds with their domain, and the kinds of the standard that are written as others."""
+"""Kind with its domain -> function that appends the standard nodes; includes kinds of the standard domain."""
 
 
 def _precision(node: Node) -> dict[str, int]:
@@ -299,10 +298,10 @@ def _precision(node: Node) -> dict[str, int]:
 
 
 def standard(nodes: list[Node]) -> list[Node]:
-    """The nodes with fused operators replaced by those that they are made of.
+    """The nodes, with fused operators replaced by standard ones.
 
     Raises:
-        ModelError: a fused operator is one of generation, or images are laid out for processors.
+        ModelError: a fused operator is for generation only, or images are in a blocked layout for CPUs.
     """
     found: list[Node] = []
     products = {name for node in nodes if node.kind in ("MatMul", "Gemm") for name in node.outputs}

@@ -1,16 +1,18 @@
-"""Views in which the batch is merged with another dim, put off until something needs them.
+"""Defers reshapes that merge the batch with another dim, and avoids them if possible.
 
-Models with the sequence as first dim view `[s, b, h]` as `[(s b), h]` for a product and `[s, b, h d]` as
-`[s, (b h), d]` for attention, and view the results back. In `(s b)` the batch is the minor part and could not be split;
-at an exported batch of 1 the batch cannot even be found in such a view. A `Reshape` that merges a batch which is not
-leading is therefore put off: operators after it that treat the merged dims alike are added on the separate dims, until
-a `Reshape` restores these. Before any other operator the view is emitted.
+Models with the sequence as first dim reshape `[s, b, h]` to `[(s b), h]` for a product and `[s, b, h d]` to
+`[s, (b h), d]` for attention, and reshape the results back. In `(s b)` the batch is the minor part and could not be
+split; if the file was exported at a batch of 1, the batch cannot even be identified in such a view. A `Reshape` that
+merges a batch that is not the leading dim is therefore deferred: following operators that treat the merged dims
+alike are added on the separate dims, until a `Reshape` separates them again. The view is emitted only before another
+operator.
 
-Products of attention are often written on `[(b h), s, d]`. There the batch leads and is found, but heads that are its
-minor part could not be split: such a view is put off for two of them that are multiplied, and for what follows.
+Products of attention are often written with operands `[(b h), s, d]`. There the batch is the major part and can be
+identified, but the heads, as the minor part, could not be split. Such a view is deferred if it is an operand of a
+product with another such view.
 
 A `Tile` that repeats all samples one after the other, as for experts that each read all tokens (`[(e b s), h]`), is
-such a view of `[e, (b s), h]` too.
+also a view, of `[e, (b s), h]`.
 """
 
 from __future__ import annotations
@@ -54,38 +56,38 @@ ROWS = frozenset({"Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalizati
 
 @dataclass(frozen=True)
 class Merged:
-    """A view that was put off."""
+    """A deferred view."""
 
     whole: str
-    """Name of the tensor with the batch in a dim of its own."""
+    """Name of the tensor in which the batch is a separate dim."""
     place: int
-    """That dim; in the view it is merged with its left or right neighbour."""
+    """Index of the batch dim in that tensor; in the view it is merged with its left or right neighbour."""
     side: Side
-    """Neighbour that it is merged with; `any` where the exported sizes do not tell."""
+    """The neighbour with which it is merged; `any` if the exported sizes do not determine it."""
     shape: tuple[int, ...]
     """Shape of the view, at the exported batch."""
     repeats: bool = False
     """Whether the view repeats samples: it cannot be emitted."""
     heads: Literal["", "operand", "product"] = ""
-    """Whether a batch that leads is merged with heads: in an operand of a product of attention, or after one."""
+    """Whether a leading batch is merged with heads, in an operand or in the result of a product of attention."""
     made_by: tuple[Node, Sequence[str]] | None = None
-    """The node that is emitted in place of the view, with the names of its operands; None = a Reshape of `whole`."""
+    """The node that is emitted in place of the view, with the names of its operands; None: a Reshape of `whole`."""
 
 
 @dataclass
 class MergedViews:
-    """The views that were put off in one import."""
+    """The deferred views of one import."""
 
     builder: GraphBuilder
     joined: JoinedSamples
     views: dict[str, Merged] = field(default_factory=dict)
-    """Views that are not emitted yet, by their names."""
+    """Name -> view that is not emitted yet."""
 
     def __contains__(self, name: str) -> bool:
         return name in self.views
 
     def make(self, name: str, reader: str = "") -> str:
-        """Emits the view `name`, if it was put off, for an operator of kind `reader`, and returns the name."""
+        """Emits view `name` if it is deferred, for an operator of kind `reader`, and returns the name."""
         view = self.views.pop(name, None)
         if view is not None and self._is_stacked(view, reader) and self.joined.stack(view.whole, name, view.shape):
             return name
@@ -103,18 +105,23 @@ class MergedViews:
         return name
 
     def _is_stacked(self, view: Merged, reader: str) -> bool:
-        """Whether a view has the samples after another dim, as of several inputs that were stacked in front of them.
+        """Whether the samples of a view come after another dim, for instance of several stacked inputs.
 
-        Where the sizes do not tell, the kind of operator that reads it does.
+        If the sizes do not determine it, the kind of operator that reads the view does.
         """
         is_left = view.side == "left" or (view.side == "any" and reader in OF_IMAGES)
         return view.place == 1 and is_left and not view.heads and view.made_by is None
 
     def put_off(self, node: Node, inputs: Sequence[str], attributes: Mapping[str, Any]) -> bool:
-        """Takes a node that reads or makes such a view; False where it must be imported as it is.
+        """Handles a node that creates or reads a deferred view.
 
-        The node comes with the names of its operands in the builder, and with attributes as the table of kinds reads
-        them.
+        Args:
+            node: the node.
+            inputs: names of its operands in the builder.
+            attributes: its attributes in the form of the table of kinds.
+
+        Returns:
+            whether the node was handled; if not, it must be imported as it is.
         """
         if node.kind == "Reshape":
             return self._reshape(node, inputs)
@@ -142,7 +149,7 @@ class MergedViews:
         return False
 
     def _is_of_attention(self, node: Node, inputs: Sequence[str]) -> bool:
-        """Whether a node that reads a view of samples and heads belongs to attention in front of a product."""
+        """Whether a node that reads a view of samples and heads is part of attention, before a product."""
         if node.kind in SCALES and len(inputs) == 2:
             values = [self.builder.values.get(n) for n in inputs if n not in self.views]
             return len(values) == 1 and values[0] is not None and values[0].size == 1
@@ -151,7 +158,7 @@ class MergedViews:
         return node.kind in ("Transpose", "Cast", "Softmax", "Dropout")
 
     def _leaves_last(self, view: Merged) -> bool:
-        """Whether the last dim of the view is a dim of the whole tensor too."""
+        """Whether the last dim of the view is also a dim of the tensor with a separate batch."""
         rank = len(view.shape)
         return view.place < rank - 1 or (view.place == rank - 1 and view.side != "right")
 
@@ -240,8 +247,8 @@ class MergedViews:
 
     def _transpose(self, node: Node, view: Merged, attributes: Mapping[str, Any]) -> bool:
         rank = len(view.shape)
-        # The batch and its neighbour move together; where the side is not known a move decides for the right one:
-        # a merged `(s b)` is viewed back, never moved.
+        # The batch and its neighbour are transposed together. If the side is unknown, it must be the right one, since
+        # models reshape a merged `(s b)` back and never transpose it.
         if view.side == "left" or view.place >= rank:
             return False
         perm = tuple(attributes.get("perm") or reversed(range(rank)))
@@ -296,7 +303,7 @@ class MergedViews:
         return True
 
     def _with_samples(self, node: Node, inputs: Sequence[str], view: Merged) -> bool:
-        """Takes a product of a view `(b h) s d` and a tensor `h s d` of all samples, such as learned queries."""
+        """Handles a product of a view `(b h) s d` and a tensor `h s d` that has no samples, such as learned queries."""
         builder, rank = self.builder, len(view.shape)
         i = int(inputs[0] in self.views)
         tensor = builder.tensors.get(inputs[i])
@@ -306,7 +313,7 @@ class MergedViews:
         lead = (*whole[: view.place], *whole[view.place + 1 : -2])
         if tensor.shape[:-2] not in (lead, view.shape[:-2]):
             return False
-        # The exporter may have repeated it for each sample: the product takes one of these.
+        # The exporter may have repeated the tensor for each sample; the product reads a single copy.
         times = 1 if tensor.shape[:-2] == lead else builder.export_batch
         name = node.outputs[0]
         shape = (*whole[: view.place], times, *whole[view.place + 1 : -2], *tensor.shape[-2:])
@@ -316,7 +323,7 @@ class MergedViews:
         return self._emit(node, operands, {}, view, (*view.shape[:-2], rows, columns))
 
     def _is_by_position(self, inputs: Sequence[str]) -> bool:
-        """Whether operands are queries `s (b h) d` and keys of relative positions, `s d k`, of all samples."""
+        """Whether operands are queries `s (b h) d` and keys of relative positions `s d k`, which have no samples."""
         view, keys = self.views.get(inputs[0]), self.builder.tensors.get(inputs[1])
         if view is None or keys is None or not view.heads or keys.batch_dim is not None:
             return False
@@ -369,21 +376,21 @@ class MergedViews:
         return self._emit(node, operands, attributes, made, shape)
 
     def _merges_alike(self, tensor: Tensor, view: Merged) -> bool:
-        """Whether a tensor has the batch in front of heads in the same dim as a view, such as a mask `(b h) t s`."""
+        """Whether a tensor has batch and heads merged in the same dim as a view, such as a mask `(b h) t s`."""
         if view.side == "left" or tensor.batch_dim != view.place or len(tensor.shape) != len(view.shape):
             return False
         given = enumerate(zip(tensor.shape_at(self.builder.export_batch), view.shape, strict=True))
         return all(size == whole or (size == 1 and d != view.place) for d, (size, whole) in given)
 
     def _taken_apart(self, node: Node, tensor: Tensor, place: int, number: int) -> str:
-        """The name of operand `number` with the batch, which leads in dim `place`, in a dim of its own."""
+        """Reshapes operand `number`, in which the batch is the major part of dim `place`, so that it is separate."""
         name = f"{node.outputs[0]}#{number}"
         shape = (*tensor.shape[:place], self.builder.export_batch, *tensor.shape[place:])
         self._add(node, "Reshape", [tensor.name], [name], {"shape": shape}, f"#{number}")
         return name
 
     def _of_one_sample(self, node: Node, name: str, heads: int, size: int) -> str:
-        """The name of what all samples add to their heads, which the exporter may have repeated for each of them."""
+        """Name of a single copy of a tensor that is added to all samples, which may be repeated for each of them."""
         if size == heads:
             return name
         fresh = f"{name}#sample"

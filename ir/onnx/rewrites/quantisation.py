@@ -1,9 +1,9 @@
-"""Quantised files read as the float models that they came from: training computes in floats.
+"""Converts quantised files to the float models from which they were made, since training computes in floats.
 
-A weight that is stored as integers and dequantised, or converted and scaled, is a float weight. A value that is
-quantised and dequantised was rounded, nothing more (training with such roundings passes gradients straight through
-them), and both stay so where operators move the integers in between, as look-ups and views do. Operators that compute
-with integers are read by `ir.onnx.rewrites.integer_arithmetic`; some fused ones are refused.
+A weight that is stored as integers and then dequantised, or converted and scaled, becomes a float weight. Quantisation
+followed by dequantisation only rounds a value and is removed (quantisation-aware training passes gradients through it
+unchanged), even if operators that only move elements, such as look-ups and views, are in between. Operators that
+compute with integers are converted by `ir.onnx.rewrites.integer_arithmetic`; some fused ones are rejected.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from ir.operators import Value
 
 REFUSED_KINDS = ("QLinear", "MatMulBnb4", "QAttention", "DynamicQuantizeLSTM", "QMoE", "QEmbedLayerNormalization",
                  "QOrdered", "QNBitsMoE")  # fmt: skip
-"""Beginnings of the names of further kinds that compute with integers (ONNX Runtime's contrib operators 1.23)."""
+"""Beginnings of the names of rejected kinds, which compute with integers (ONNX Runtime's contrib operators 1.23)."""
 ROUNDING_KINDS = tuple(
     f"{domain}.{kind}"
     for domain in ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general")
     for kind in ("Quant", "IntQuant", "FloatQuant", "BipolarQuant", "Trunc")
 )
-"""Kinds that round floats to floats, which Brevitas and QONNX write for training with quantisation."""
+"""Kinds that round floats to floats, which Brevitas and QONNX write for quantisation-aware training."""
 MOVING_KINDS = frozenset(
     {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Slice", "Split", "Gather", "GatherND",
      "GatherElements", "Expand", "Tile", "Pad", "MaxPool", "DepthToSpace", "SpaceToDepth", "Concat"}
 )  # fmt: skip
-"""Kinds whose results hold numbers of their first operand, or of all operands (Concat), as they are."""
+"""Kinds whose results contain elements of their first operand (for Concat, of all operands) unchanged."""
 
 SCALING_KINDS = frozenset({"Cast", "BitCast", "Mul", "Div", "Sub", "Add", "Constant"})
-"""Further kinds of which a file makes a weight out of integers: it converts them, moves their zero and scales them."""
+"""Kinds that compute float weights from integers: conversion, subtraction of the zero point, scaling."""
 LOOK_UPS = ("Gather", "GatherND", "GatherElements")
-"""Kinds that take rows of a table, which may be converted after the look-up."""
+"""Kinds that look up rows of a table, which may be converted to floats after the look-up."""
 UNPACKING_KINDS = frozenset({"BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor"})
-"""Kinds that take several weights out of one integer."""
+"""Kinds that unpack several weights from one integer."""
 MAX_ELEMENTS = 1 << 24
-"""Elements of the largest tensor whose numbers are computed (assumed): a mask or table of 4,096 positions."""
+"""Elements of the largest tensor that is dequantised (assumed): a mask or table of 4,096 positions."""
 
 
 def in_floats(nodes: list[Node], stored: dict[str, Stored], *, marked: bool) -> tuple[list[Node], tuple[str, ...]]:
-    """Takes quantisation out of a file.
+    """Removes quantisation from a file.
 
     Args:
         nodes: nodes of the file.
@@ -56,10 +56,10 @@ def in_floats(nodes: list[Node], stored: dict[str, Stored], *, marked: bool) -> 
         marked: whether the exporter marked parameters.
 
     Returns:
-        the nodes, with an Identity in place of each DequantizeLinear whose operand holds stored or quantised numbers,
-        of the QuantizeLinear that made them, of each node that rounds floats to floats, of each Cast that makes a
-        weight out of stored integers, and of each BitCast of integers that hold the bits of floats; what read such an
-        Identity of a stored tensor reads the tensor; and a warning if there was any quantisation.
+        the nodes, and a warning if there was any quantisation. An Identity replaces each DequantizeLinear of stored or
+        quantised numbers, each QuantizeLinear whose result is dequantised, each node that rounds floats to floats, each
+        Cast that converts stored integers to a weight, and each BitCast of integers to floats. Readers of such an
+        Identity of a stored tensor read the tensor itself.
 
     Raises:
         ModelError: an operator computes with integers.
@@ -105,7 +105,7 @@ def in_floats(nodes: list[Node], stored: dict[str, Stored], *, marked: bool) -> 
     if not weights and not pairs:
         return (kept if plain_bits else nodes), ()
     kept = [left_out(node) if not rounded.isdisjoint(node.outputs) else node for node in kept]
-    # Readers see the stored tensors themselves, as in a file of floats.
+    # Nodes read the stored tensors directly, as in a file of floats.
     same = {n.outputs[0]: n.inputs[0] for n in kept if n.kind == "Identity" and n.inputs[0] in stored}
     kept = [replace(n, inputs=[same.get(name, name) for name in n.inputs]) for n in kept]
     warning = f"the file is quantised ({weights} weights, {pairs} other values): it is read as floats"
@@ -113,7 +113,7 @@ def in_floats(nodes: list[Node], stored: dict[str, Stored], *, marked: bool) -> 
 
 
 def dequantised(nodes: Sequence[Node], tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of stored tensors of which `DequantizeLinear` makes floats, also after nodes that only move them.
+    """The float values of stored tensors that are dequantised, directly or after nodes that only move elements.
 
     Args:
         nodes: nodes of the file.
@@ -135,7 +135,7 @@ def dequantised(nodes: Sequence[Node], tensors: Mapping[str, Any]) -> dict[str, 
         if plain(node) != "DequantizeLinear" or not by or not all(t is not None and has_data(t) for t in by):
             continue
         scales = [np.asarray(numpy_helper.to_array(t)).astype(np.float32) for t in by]
-        # Of rows that were moved, only one scale for all is that of the table too.
+        # If rows were moved before the dequantisation, the table can be scaled only if all rows have the same scale.
         is_whole = all(each.size == 1 for each in scales)
         names = _origins(node.inputs[0], made, known) if is_whole else {node.inputs[0]}
         for name in sorted((names & tensors.keys()) - found.keys() - matrices):
@@ -148,11 +148,11 @@ def dequantised(nodes: Sequence[Node], tensors: Mapping[str, Any]) -> dict[str, 
 
 
 def _scaled(integers: Value, scales: Sequence[Value], attributes: Mapping[str, Any]) -> Value | None:
-    """The numbers that integers stand for, as float32; None where a scale or a zero does not fit.
+    """The dequantised values of integers, as float32; None if a scale or a zero point has an unsuitable shape.
 
     Args:
         integers: the stored tensor.
-        scales: its scale, and its zero if there is one.
+        scales: its scale, and its zero point if there is one.
         attributes: those of its `DequantizeLinear`.
     """
     spread = [found for each in scales if (found := _spread(each, integers.shape, attributes)) is not None]
@@ -166,8 +166,11 @@ def _scaled(integers: Value, scales: Sequence[Value], attributes: Mapping[str, A
 
 
 def _spread(given: Value, shape: tuple[int, ...], attributes: Mapping[str, Any]) -> Value | None:
-    """The scale or the zero of each element of a quantised tensor, in a shape that broadcasts to that of the tensor;
-    None where it fits none."""
+    """Brings a scale or zero point into a shape that broadcasts to that of the quantised tensor.
+
+    Returns:
+        the scale or zero point; None if its shape is unsuitable.
+    """
     if given.size == 1:
         return given.reshape(())
     axis, block = int(attributes.get("axis", 1)), int(attributes.get("block_size", 0))
@@ -192,24 +195,23 @@ def _computes_with_integers(node: Node) -> ModelError:
 
 
 def _read_as_floats(node: Node) -> str:
-    """The float dtype as which a BitCast reads its operand; empty for any other node."""
+    """The float dtype to which a BitCast reinterprets its operand; empty for any other node."""
     dtype = DTYPES.get(int(node.attributes.get("to", 0)), "") if node.kind == "BitCast" else ""
     return dtype if dtype.startswith(("float", "bfloat")) else ""
 
 
 @dataclass(frozen=True, slots=True)
 class _Scaled:
-    """Weights that a file makes out of stored integers by converting and scaling them."""
+    """The weights that a file computes from stored integers by conversion and scaling."""
 
     casts: Mapping[str, str]
     """Result of a Cast to floats -> its dtype."""
     kept: Mapping[str, str]
-    """Result of a node that scales such a weight, or moves its zero -> that operand which is the weight."""
+    """Result of a node that scales such a weight or subtracts its zero point -> the operand that is the weight."""
 
 
 def _scaled_weights(nodes: list[Node], made: Mapping[str, Node], stored: Mapping[str, Stored]) -> _Scaled:
-    """The scaled weights of a file: operands of products that are made of stored tensors alone, and tables of
-    look-ups."""
+    """The scaled weights of a file: operands of products that are computed from stored tensors only, and tables."""
     known: dict[str, bool] = {}
     pending = [
         node.inputs[i]
@@ -238,7 +240,7 @@ def _scaled_weights(nodes: list[Node], made: Mapping[str, Node], stored: Mapping
             casts[name], sizes[name] = dtype, max(prod(w.shape) for w in weights)
     kept: dict[str, str] = {}
     reached = set[str]()
-    # Zeros are integers as well, but fewer: a node has the weight in the operand that the largest tensor reaches.
+    # Zero points are stored integers, too: the weight is the operand that is computed from the largest tensor.
     for cast in sorted(casts, key=lambda name: (-sizes[name], name)):
         pending = [cast]
         while pending:
@@ -262,7 +264,7 @@ def _scaled_rows(nodes: list[Node], made: Mapping[str, Node], stored: Mapping[st
     }
     found = [node for node in nodes if node.kind in LOOK_UPS and node.inputs[0] in tables]
     places = {name for node in found for name in node.inputs[1:2]}
-    # Scales may be those of the rows, looked up at the same places.
+    # Each row may have its own scale, which is looked up at the same indices.
     known = {
         node.outputs[0]: True
         for node in nodes
@@ -281,11 +283,11 @@ def _scaled_rows(nodes: list[Node], made: Mapping[str, Node], stored: Mapping[st
 
 
 def _is_stored(name: str, made: Mapping[str, Node], stored: Mapping[str, Stored], known: dict[str, bool]) -> bool:
-    """Whether a tensor is made of stored ones alone, by kinds of which files make weights out of integers.
+    """Whether a tensor is computed from stored tensors only, by kinds that convert integers to weights.
 
     Args:
         name: name of the tensor.
-        made: tensor name -> the node that makes it.
+        made: tensor name -> the node that computes it.
         stored: the stored tensors.
         known: results of earlier calls, to which those of this one are added.
     """
@@ -306,11 +308,11 @@ def _is_stored(name: str, made: Mapping[str, Node], stored: Mapping[str, Stored]
 
 
 def _origins(name: str, made: Mapping[str, Node], known: dict[str, set[str]]) -> set[str]:
-    """The tensors whose numbers a tensor holds, in front of operators that only move them.
+    """The tensors from which a tensor's elements come, through operators that only move elements.
 
     Args:
         name: name of the tensor.
-        made: tensor name -> the node that makes it.
+        made: tensor name -> the node that computes it.
         known: results of earlier calls, to which this one is added.
     """
     found, pending, seen = set[str](), [name], set[str]()
