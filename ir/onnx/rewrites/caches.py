@@ -1,8 +1,8 @@
-"""Caches of keys and values: a decoder that was exported for generation is read as the network that is trained.
+"""Removes caches of keys and values from decoders that were exported for generation.
 
-Such files (of optimum and of ONNX Runtime's generative API) take the keys and values of earlier tokens as inputs, and
-return them with those of the new tokens. Training computes whole sequences: no earlier tokens are given, and what the
-file returns for later ones is left out.
+Such files (of optimum and of ONNX Runtime's generative API) have the keys and values of earlier tokens as inputs, and
+return them together with those of the new tokens. Training computes whole sequences without earlier tokens, so that
+these inputs and outputs are removed.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ FUSED: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "com.microsoft.GroupQueryAttention": ((3, 4), (1, 2)),
     "com.microsoft.MultiHeadAttention": ((6, 7), (1, 2)),
 }
-"""Kind of an attention -> positions of its operands that hold earlier keys and values, and of its results that hold all
-(Operators.md of ONNX 1.19, ContribOperators.md of ONNX Runtime 1.23)."""
+"""Kind of attention -> positions of the operands with cached keys and values, and of the results with the extended
+caches (Operators.md of ONNX 1.19, ContribOperators.md of ONNX Runtime 1.23)."""
 
 CACHE_FLAG = "use_cache_branch"
 """Input of optimum's merged decoders: whether keys and values of earlier tokens are given. One branch of an If reads
 them, the other one computes all tokens (`merge_decoders` in optimum/onnx/graph_transformations.py)."""
 LATER = "present"
-"""How optimum begins the names of the keys and values that a decoder returns."""
+"""Beginning of the names that optimum gives to the keys and values that a decoder returns."""
 
 
 def without_cache_branch(
     nodes: Sequence[Node], inputs: Mapping[str, Declared], outputs: Sequence[str]
 ) -> tuple[list[Node], dict[str, Stored], list[str], tuple[str, ...]]:
-    """The nodes and outputs of a merged decoder with the branch that computes all tokens in place of its If.
+    """Replaces the If of a merged decoder by the branch that computes all tokens without a cache.
 
     Args:
         nodes: the nodes of the file.
@@ -41,7 +41,7 @@ def without_cache_branch(
         outputs: names of its outputs.
 
     Returns:
-        the nodes, what the branch stores, the outputs and a warning; the same nodes and outputs in other files.
+        the nodes, the stored tensors of the branch, the outputs and a warning; other files are returned unchanged.
 
     Raises:
         ModelError: there is no such branch, or it has other results.
@@ -67,7 +67,7 @@ def without_cache_branch(
 def without_caches(
     nodes: Sequence[Node], inputs: Mapping[str, Declared], outputs: Sequence[str]
 ) -> tuple[list[Node], list[str], tuple[str, ...]]:
-    """The nodes and outputs of a file without its caches, and a warning that names them.
+    """Removes the caches of a file.
 
     Args:
         nodes: the nodes of the file.
@@ -75,7 +75,7 @@ def without_caches(
         outputs: names of its outputs.
 
     Returns:
-        the nodes, the outputs and the warnings; the same nodes and outputs where the file has no cache.
+        the nodes, the outputs and a warning that names the caches; a file without caches is returned unchanged.
     """
     read = _read_directly(nodes, inputs, outputs)
     readers: dict[str, list[Node]] = defaultdict(list)
@@ -120,7 +120,7 @@ def without_caches(
 
 
 def _read_directly(nodes: Sequence[Node], inputs: Mapping[str, Declared], outputs: Sequence[str]) -> list[Node]:
-    """The nodes with readers of the inputs themselves, where they read copies: those of a Concat of one operand."""
+    """The nodes without copies of inputs (Concats of one operand), whose readers then read the inputs directly."""
     copied: dict[str, str] = {}
     found: list[Node] = []
     for node in nodes:
@@ -134,7 +134,7 @@ def _read_directly(nodes: Sequence[Node], inputs: Mapping[str, Declared], output
 
 
 def _joined_axis(node: Node, inputs: Mapping[str, Declared], readers: Mapping[str, list[Node]]) -> int | None:
-    """The dim of the tokens where a node puts new keys or values behind those of an input; else None."""
+    """The token dim of a node that appends new keys or values to those of an input; None for other nodes."""
     if node.kind != "Concat" or len(node.inputs) != 2 or node.inputs[0] not in inputs:
         return None
     past, shape = node.inputs[0], inputs[node.inputs[0]].shape
@@ -148,7 +148,7 @@ def _joined_axis(node: Node, inputs: Mapping[str, Declared], readers: Mapping[st
 def _returned(
     node: Node, inputs: Mapping[str, Declared], readers: Mapping[str, list[Node]], outputs: Sequence[str]
 ) -> list[str]:
-    """The results of an attention that are a cache and nothing else; empty where the node has none."""
+    """The results of an attention node that are used only as a returned cache; empty if there are none."""
     if node.kind not in FUSED:
         return []
     operands, results = FUSED[node.kind]
@@ -159,9 +159,9 @@ def _returned(
 
 
 def _shape_of_none(node: Node, inputs: Mapping[str, Declared], lengths: Mapping[str, int]) -> list[Node]:
-    """What gives the shape of a cache without tokens, in place of a Shape that reads it.
+    """Nodes that return the shape of an empty cache, in place of a Shape node that reads the cache.
 
-    A symbolic size is that of another input which calls a dim by the same name, else 1.
+    Symbolic sizes are taken from another input that has a dim of the same name, and are 1 if there is none.
     """
     past, out = node.inputs[0], node.outputs[0]
     sizes = [0 if i == lengths[past] else size for i, size in enumerate(inputs[past].shape or ())]

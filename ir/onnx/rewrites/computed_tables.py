@@ -1,7 +1,7 @@
-"""Stored floats that no training changes: tools that fold constants store what they computed.
+"""Recognises stored float tensors that are not trained, but were computed by a tool that folds constants.
 
-Masks of attention, tables of rotary embedding, sinusoidal positions and their frequencies then lie in the file as
-weights do, and only their numbers tell them apart. A stripped file says it in metadata.
+Attention masks, tables of rotary embeddings, sinusoidal positions and their frequencies are then stored like weights,
+and can be distinguished from them only by their numbers. Stripped files mark them in metadata.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from ir.onnx.readers.nodes import COMPUTED_KEY, has_data, metadata
 from ir.operators import Value
 
 HIDDEN = -9_000.0
-"""What a mask adds to a score that it hides is at most this (assumed; -10,000 is written most, in fp16 too)."""
+"""Largest number that a mask adds to masked scores (assumed; -10,000 is most common, also in fp16)."""
 MAX_ELEMENTS = 1 << 24
-"""Elements of the largest tensor that is looked at (assumed): a mask or table of 4,096 positions."""
+"""Elements of the largest tensor that is examined (assumed): a mask or table of 4,096 positions."""
 MAX_ALIKE = 8
 """Tensors of one shape that are compared with each other (assumed): models have one or two pairs of tables."""
 POSITIONS: Mapping[str, tuple[int, ...]] = dict.fromkeys(("Add", "Sub", "Mul"), (0, 1)) | {
     "Gather": (0,), "Where": (1, 2),
 }  # fmt: skip
-"""Operand positions, by kind, in which masks and tables are read."""
+"""Kind -> operand positions in which masks and tables are read."""
 LEAST_FREQUENCIES = 8
 """Frequencies of the shortest table that is recognised (assumed)."""
 TOLERANCE = 0.02
@@ -35,7 +35,7 @@ frequencies (assumed: squares of bfloat16 are 0.8 % off)."""
 
 
 def computed_tables(reads: Iterable[tuple[str, int, str]], tensors: Mapping[str, Any]) -> set[str]:
-    """Names of stored float tensors that hold masks, cosines and sines, or frequencies of these.
+    """Names of stored float tensors that are masks, tables of cosines and sines, or their frequencies.
 
     Args:
         reads: kind of a node, position, name of the operand there.
@@ -65,7 +65,7 @@ def computed_tables(reads: Iterable[tuple[str, int, str]], tensors: Mapping[str,
         elif np.abs(value).max() <= 2:
             alike.setdefault(shape, []).append((name, value))
     for group in alike.values():
-        # Each layer may have copies of its own.
+        # Each layer may have its own copies.
         distinct: dict[bytes, tuple[Value, list[str]]] = {}
         for name, value in group:
             distinct.setdefault(value.tobytes(), (value, []))[1].append(name)
@@ -76,8 +76,7 @@ def computed_tables(reads: Iterable[tuple[str, int, str]], tensors: Mapping[str,
 
 
 def _is_mask(value: Value) -> bool:
-    """Whether a tensor hides scores: by large negative numbers, or by zeros among ones; or hides none, by zeros alone
-    for all heads."""
+    """Whether a tensor is a mask: zeros and large negative numbers, zeros and ones, or only zeros for all heads."""
     low, high = value.min(), value.max()
     if low == high == 0:
         return value.ndim == 4 and value.shape[1] == 1 and min(value.shape[2:]) > 1
@@ -85,7 +84,7 @@ def _is_mask(value: Value) -> bool:
 
 
 def _is_geometric(value: Value) -> bool:
-    """Whether numbers are the frequencies of an embedding of times or places: each one the same share of the last."""
+    """Whether numbers are the frequencies of a sinusoidal embedding: a geometric sequence."""
     if len(value) < LEAST_FREQUENCIES or value.min() <= 0 or value[-1] >= value[0]:
         return False
     logarithms = np.log(value.astype(np.float64))
@@ -94,7 +93,7 @@ def _is_geometric(value: Value) -> bool:
 
 
 def _is_sinusoidal(value: Value) -> bool:
-    """Whether the last dim holds sines and cosines, of one position or, one half after the other, of two."""
+    """Whether the last dim has sines and cosines of one coordinate or, in two halves, of two coordinates."""
     half = value.shape[-1] // 2
     return _has_circular_halves(value) or (
         half % 2 == 0 and all(_has_circular_halves(each) for each in (value[..., :half], value[..., half:]))
@@ -107,7 +106,7 @@ def _has_circular_halves(value: Value) -> bool:
 
 
 def _is_circular(a: Value, b: Value) -> bool:
-    """Whether two tensors are cosines and sines, or multiples of them: their squares have one sum everywhere."""
+    """Whether two tensors are cosines and sines, or multiples of them: the sum of their squares is constant."""
     if a.shape != b.shape or a.size < 2:
         return False
     total = a * a + b * b

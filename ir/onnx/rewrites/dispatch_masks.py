@@ -1,10 +1,10 @@
-"""GShard's mixture of experts: one-hot masks that dispatch the tokens of all samples in one product.
+"""Converts GShard's mixtures of experts, in which one-hot masks dispatch the tokens of all samples in one product.
 
-A mask `[s, e, c]` says which slot `c` of which expert `e` token `s` takes (arXiv 2006.16668, section 3.2). Its product
-with the tokens, `sec,sm->ecm`, sums over the tokens of all samples, which no plan could split by samples. It becomes
-`Dispatch`, whose slots belong to samples, and the product that brings the results back, `sec,ecm->sm`, becomes
-`Combine`. Both are also written as products of matrices, with `(e c)` in one dim. Every sample has its share of an
-expert's slots; a token's experts are chosen again, and its results weighted, by the scores of the router.
+A mask `[s, e, c]` states which slot `c` of which expert `e` token `s` gets (arXiv 2006.16668, section 3.2). Its product
+with the tokens, `sec,sm->ecm`, sums over the tokens of all samples and could not be split by samples. It is replaced by
+`Dispatch`, whose slots belong to samples; the product that returns the results, `sec,ecm->sm`, is replaced by
+`Combine`. Both products may also be written as matrix products, with `(e c)` merged. The slots of an expert are divided
+evenly among samples, and the experts and weights of a token are computed from the scores of the router.
 """
 
 from __future__ import annotations

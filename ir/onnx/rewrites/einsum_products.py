@@ -1,8 +1,8 @@
-"""Einsums as the products that compute them.
+"""Converts Einsums to simpler products.
 
-One that is a product with a matrix, as JAX's exporters write every linear layer, is read as MatMul: a fused weight
-after a MatMul is taken apart, and a bias after it costs nothing of its own. One of more than two operands becomes
-products of two, from the left to the right, as PyTorch and ONNX Runtime compute it.
+An Einsum that is a product with a matrix, which JAX's exporters write for every linear layer, becomes a MatMul, so that
+fused weights can be separated and a following bias is not priced separately. An Einsum of more than two operands
+becomes a sequence of products of two, from left to right, as PyTorch and ONNX Runtime compute it.
 """
 
 from __future__ import annotations

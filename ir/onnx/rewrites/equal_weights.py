@@ -1,7 +1,7 @@
-"""Weights that a tool stored twice, or once for several: only their numbers say so where no exporter marked parameters.
+"""Recognises weights that a tool duplicated or merged, by their numbers, in files without marks of parameters.
 
-A tool that folds constants stores the transpose of a tied embedding beside the embedding. One that removes duplicates
-stores fresh biases and scales of many layers once, since all of their numbers are equal.
+Tools that fold constants store the transpose of a tied embedding in addition to the embedding. Tools that remove
+duplicates store newly initialised biases and scales of many layers only once, since their numbers are equal.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from ir.operators import Value
 PRODUCTS = dict.fromkeys(
     ("MatMul", "Gemm", "FusedMatMul", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul"), 1
 ) | {"QLinearMatMul": 3}
-"""Kinds of nodes that a head may be, and the position of its weight."""
+"""Kind of node that may be a head -> position of its weight."""
 VECTORS = dict.fromkeys(("Add", "Mul"), (0, 1)) | dict.fromkeys(("Conv", "ConvTranspose", "Gemm"), (2,)) | {
     kind: WEIGHT_POSITIONS[kind]
     for kind in ("BatchNormalization", "InstanceNormalization", "LayerNormalization", "GroupNormalization",
                  "RMSNormalization", "SimplifiedLayerNormalization")
 }  # fmt: skip
-"""Operand positions, by kind, of biases and scales. What other kinds read may be parts of one vector."""
+"""Kind -> operand positions of biases and scales. Operands of other kinds may be parts of one vector."""
 ROUNDED = 0.8
-"""Smallest correlation of two copies that were rounded apart (assumed): that of two roundings of 100,000 numbers of a
-normal distribution to 4 bits is 0.95, that of two independent matrices of 1,000 numbers at most 0.1."""
+"""Smallest correlation of two separately quantised copies of a matrix (assumed): that of two roundings of 100,000
+normally distributed numbers to 4 bits is 0.95, that of two independent matrices of 1,000 numbers at most 0.1."""
 LOOKED_UP = {"Gather": 0, "EmbedLayerNormalization": 2}
-"""Kinds of nodes that look rows up, and the position of the table."""
+"""Kind of node that looks up rows -> position of the table."""
 
 
 def tables_and_heads(
     reads: Iterable[tuple[str, int, str]], shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[set[str], set[str]]:
-    """Names of the matrices that rows are looked up in, and of the weights of products that may be copies of them.
+    """Names of the matrices in which rows are looked up, and of weights of products that may be copies of them.
 
     Args:
         reads: kind of a node, position, name of the operand there.
@@ -58,10 +58,10 @@ def tables_and_heads(
 
 
 def tied_heads(nodes: Iterable[Node], stored: dict[str, Stored], tensors: Mapping[str, Any]) -> list[Node]:
-    """Heads that are stored beside the embedding that they are tied to.
+    """Replaces heads that are stored in addition to the embedding to which they are tied.
 
     Returns:
-        Transposes or other names of the embeddings in place of the heads, which leave `stored`.
+        nodes (Transpose or Identity of an embedding) that compute the heads, which are removed from `stored`.
     """
     reads = [(node.kind, i, name) for node in nodes for i, name in enumerate(node.inputs)]
     shapes = {n: s.shape for n, s in stored.items() if n in tensors and s.dtype.startswith(("float", "bfloat"))}
@@ -85,15 +85,16 @@ def tied_heads(nodes: Iterable[Node], stored: dict[str, Stored], tensors: Mappin
 
 
 def rounded_table(head: str, tables: Iterable[str], tensors: Mapping[str, Any]) -> tuple[str, bool] | None:
-    """The table that a quantised head is a copy of but for roundings: the two have scales of their own.
+    """The table of which a quantised head is a copy; numbers differ slightly, since both are quantised separately.
 
     Args:
         head: name of the weight of a product.
-        tables: names of the matrices that rows are looked up in.
-        tensors: stored tensors (protobuf) by name, of floats or of integers that stand for floats.
+        tables: names of the matrices in which rows are looked up.
+        tensors: stored tensors (protobuf) by name, floats or quantised.
 
     Returns:
-        name of the table, and whether the head is its transpose; None where it is a copy of none, or not quantised.
+        name of the table, and whether the head is its transpose; None if there is no such table, or if the head is not
+        quantised.
     """
     if DTYPES[tensors[head].data_type] not in SMALL_INTEGERS or not has_data(tensors[head]) or is_filled(tensors[head]):
         return None
@@ -110,16 +111,16 @@ def rounded_table(head: str, tables: Iterable[str], tensors: Mapping[str, Any]) 
 
 
 def _centred(tensor: Any) -> Value:
-    """The numbers of a tensor less their mean, divided by the root of their sum of squares."""
+    """The numbers of a tensor minus their mean, scaled to a Euclidean norm of 1."""
     value = np.asarray(numpy_helper.to_array(tensor)).astype(np.float32)
     value -= value.mean()
     return np.asarray(value / np.sqrt(np.square(value).sum()))
 
 
 def separate_fresh(nodes: list[Node], stored: dict[str, Stored], tensors: Mapping[str, Any]) -> None:
-    """Gives each reader of a fresh vector (all elements are equal) one of its own.
+    """Gives each reader of a newly initialised vector (all elements are equal) its own copy.
 
-    In a file in which a matrix is read by several products, layers run several times, and vectors may be theirs.
+    Not applied if several products read the same matrix: then layers are applied several times and may share vectors.
     """
     matrices, places = list[str](), dict[str, list[tuple[Node, int]]]()
     for node in nodes:

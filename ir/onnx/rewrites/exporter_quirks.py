@@ -1,4 +1,4 @@
-"""Repairs of what PyTorch's exporters merge, fold and rename: fresh weights, batch norms, tied heads, lost marks."""
+"""Undoes changes that PyTorch's exporters make to a model: they merge equal weights, fold, transpose and rename."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _BUFFER = re.compile(r": BUFFER target='([^']+)'")
 
 
 def folded_parameters(graph: Any, stored: dict[str, Stored], made: Collection[str]) -> list[Node]:
-    """Marks weights again that lost their mark because the exporter's optimiser transposed or looked them up.
+    """Marks weights that have lost their mark because the exporter's optimiser folded a transpose or look-up of them.
 
     Args:
         graph: protobuf; it declares inner tensors, and the newer exporter says which were buffers of the module.
@@ -75,7 +75,7 @@ def folded_parameters(graph: Any, stored: dict[str, Stored], made: Collection[st
             continue  # computed from a weight that the file holds under another name, as `1 - weight` is
         if source is not None and (prod(source.shape) != prod(given.shape) or source.shape == given.shape):
             continue  # computed from a weight that the file still holds
-        # A layer that runs several times has its weight transposed once a run.
+        # If a layer is applied several times, its weight is transposed once for each application.
         original = copies.setdefault((",".join(names), given.shape), name)
         if original != name and len(names) == 1 and len(given.shape) == 2:
             nodes.append(Node("Identity", [original], [name], {}))
@@ -107,7 +107,7 @@ def _folded_sources(value: str, names: list[str]) -> list[str]:
 
 
 def _is_sibling(a: str, b: str) -> bool:
-    """Whether two module paths differ by numbers only: copies of one layer, whose fresh weights are equal."""
+    """Whether two module paths differ in numbers only, as do copies of a layer, whose initial weights may be equal."""
     return a != b and re.sub(r"\d+", "#", a) == re.sub(r"\d+", "#", b)
 
 
@@ -125,11 +125,11 @@ def unmerged(
 ) -> list[Node]:
     """Separates parameters that PyTorch's older exporter merged because their numbers were equal.
 
-    It stores equal tensors once and reads the others through an Identity of their name. A tied parameter has one name
-    only, so that each such Identity is a parameter of its own (for instance two fresh biases of zeros).
+    It stores equal tensors once, and an Identity with the name of each other one. Since a tied parameter has only one
+    name, each such Identity is a separate parameter (for instance one of two biases that are still zero).
 
     Returns:
-        the nodes without those; `stored` and `inputs` hold the parameters again.
+        the nodes without these Identities; the parameters are added to `stored` or `inputs`.
     """
     kept = []
     scopes = _reader_scopes(n for n in nodes if not n.name.startswith("Identity_"))
@@ -268,7 +268,7 @@ def separate(nodes: list[Node], stored: dict[str, Stored], tensors: Mapping[str,
 
 
 def _alias_copies(nodes: list[Node], stored: dict[str, Stored], tensors: Mapping[str, Any]) -> None:
-    """Merges copies of a weight, which the exporter transposed once for each run of a layer that runs several times."""
+    """Merges copies of a weight that the exporter transposed once for each application of a layer."""
     first: dict[tuple[int, tuple[int, ...], object], str] = {}
     alias: dict[str, str] = {}
     scopes = _reader_scopes(nodes)

@@ -1,9 +1,9 @@
-"""Batch normalisations that TensorFlow and tf2onnx fold where they export for inference, read back as operators.
+"""Restores the batch normalisations that TensorFlow and tf2onnx fold when they export for inference.
 
-The scale goes into the weights of the convolution, which are called `.../merged_input` or `..._weights_fused_bn` then,
-and the shift into its bias; after a depthwise convolution both stay, as `.../batchnorm/mul_1` and the sum after it.
-Training computes statistics there, and reads and writes all activations once more. Other tools leave no trace: a file
-of many convolutions, residual sums and no normalisation is read as it is, with a warning.
+They multiply the weights of the convolution by the scale, and name them `.../merged_input` or `..._weights_fused_bn`,
+and add the shift to its bias. After a depthwise convolution, scale and shift remain as `.../batchnorm/mul_1` and the
+sum that follows. In training, these operators compute statistics, and read and write all activations once more. Other
+tools fold them without a trace: a file with many convolutions and residual sums but no normalisation gets a warning.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ _FOLDED_WEIGHT = re.compile(r"/merged_input(:\d+)?$|_weights_fused_bn")
 _FOLDED_BIAS = re.compile(r"/batchnorm/sub(_\d+)?(:\d+)?$|_bias_fused_bn")
 _SCALED = re.compile(r"/batchnorm/mul_\d+$")
 _SHIFTED = re.compile(r"/batchnorm/add_\d+$")
-"""Names of tensors and of nodes: those of the functions of Keras, which TensorFlow's optimizer keeps."""
+"""Patterns of names of tensors and nodes, which come from Keras and are kept by TensorFlow's optimiser."""
 
 MANY_CONVOLUTIONS = 17
-"""Least number of convolutions that are hardly trained without a normalisation where sums add to a residual stream
-(assumed; ResNet-18 has 20)."""
+"""Residual networks of at least this number of convolutions are assumed to need normalisation (ResNet-18 has 20)."""
 
 
 def seem_folded(nodes: Sequence[Node], stored: Mapping[str, Stored]) -> tuple[str, ...]:
-    """A warning where a network of many convolutions with biases and of residual sums has no normalisation."""
+    """A warning if a network has many convolutions with biases and residual sums, but no normalisation."""
     convolutions = [node for node in nodes if node.kind == "Conv"]
     with_bias = sum(len(node.inputs) > 2 and bool(node.inputs[2]) for node in convolutions)
     is_normalised = any("Norm" in node.kind or node.kind in ("ReduceMean", "LRN") for node in nodes)
@@ -41,7 +40,7 @@ def seem_folded(nodes: Sequence[Node], stored: Mapping[str, Stored]) -> tuple[st
 
 
 def restored_norms(nodes: list[Node], stored: dict[str, Stored]) -> list[Node]:
-    """The nodes with folded batch normalisations apart; `stored` gets their parameters and running statistics."""
+    """The nodes with restored batch normalisations, whose parameters and running statistics are added to `stored`."""
     readers: dict[str, list[int]] = {}
     for index, node in enumerate(nodes):
         for name in node.inputs:
@@ -67,7 +66,7 @@ def restored_norms(nodes: list[Node], stored: dict[str, Stored]) -> list[Node]:
 def _norm(
     node: Node, name: str, source: str, output: str, channels: int, dtype: str, stored: dict[str, Stored]
 ) -> Node:
-    """A batch normalisation whose tensors are stored under `name`."""
+    """A batch normalisation; its parameters and statistics are stored with names that begin with `name`."""
     names = [f"{name}.{leaf}" for leaf in ("weight", "bias", "running_mean", "running_var")]
     for each in names:
         stored[each] = Stored((channels,), dtype, None, "BUFFER" if "running" in each else "PARAMETER")
@@ -75,7 +74,7 @@ def _norm(
 
 
 def _behind_convolution(node: Node, stored: dict[str, Stored]) -> Sequence[Node]:
-    """A convolution and its normalisation; whether it had a bias of its own is not known where it has none now."""
+    """A convolution without bias, followed by its normalisation; whether it had a bias originally is unknown."""
     weight, bias = (*node.inputs[1:3], "")[:2]
     if weight not in stored or len(stored[weight].shape) < 3:
         return [node]
@@ -88,7 +87,7 @@ def _behind_convolution(node: Node, stored: dict[str, Stored]) -> Sequence[Node]
 
 
 def _of_scale(scale: Node, shift: Node | None, stored: dict[str, Stored]) -> Node:
-    """The normalisation that a product with a number for each channel and a sum with another stand for."""
+    """The normalisation that a product by a scale and a sum with a shift, one number per channel each, replace."""
     factors = [name for name in scale.inputs if name in stored]
     data = [name for name in scale.inputs if name not in stored]
     if len(factors) != 1 or len(data) != 1 or (shift is not None and not any(n in stored for n in shift.inputs)):

@@ -1,8 +1,9 @@
-"""Products with weights that a tool computed because both operands are stored: what became of the weights.
+"""Recognises products with weights that a tool folded because both operands are constant.
 
-Such are the queries of DETR's first decoder layer, which are the same for all samples, and Swin V2's biases, a small
-network of a table of places. The weights are no longer in the file then. Of a product of a table and a weight the
-weight can be read back, since the product has the rank of the table; of longer computations a warning tells.
+Examples are the queries of DETR's first decoder layer, which are the same for all samples, and the position biases of
+Swin V2, which a small network computes from a table of positions. The file then lacks the weights. For a product of a
+table and one weight, the weight can be restored, since the product has the rank of the table; longer folded
+computations are reported in a warning.
 """
 
 from __future__ import annotations

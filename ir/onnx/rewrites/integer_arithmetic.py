@@ -1,4 +1,4 @@
-"""Operators that compute with integers, read as those of the float model that they came from.
+"""Replaces operators that compute with integers by those of the float model from which they were made.
 
 ONNX Runtime's tools write them: `quantize_static` without QDQ (`QLinearConv`), `quantize_dynamic` (`MatMulInteger`
 between `DynamicQuantizeLinear` and the product of the scales), its optimiser (`DynamicQuantizeMatMul`), and the

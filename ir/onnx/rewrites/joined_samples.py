@@ -1,10 +1,9 @@
-"""Inputs that are joined along the batch, as siamese networks do, and taken apart again after shared layers.
+"""Concatenations along the batch, as in siamese networks, whose parts are separated again after shared layers.
 
-`cat([a, b])` of two images for each sample has all first images in front of all second ones. A split by samples would
-tear the pairs apart, so the join is imported with the images of one sample side by side: `[b, ...]` and `[b, ...]`
-become `[b, 2, ...]`, viewed as `[(b 2), ...]`. Operators that treat every row alike do not notice; where the rows are
-taken apart in the order of the file, by a Split, a Slice or a Reshape to `[2, b, ...]`, each part is taken out of every
-sample.
+`cat([a, b])` of two images per sample places all first images before all second ones, so that a split by samples would
+separate the pairs. It is therefore imported in another order, in which the images of a sample are adjacent: two tensors
+`[b, ...]` become `[b, 2, ...]`, viewed as `[(b 2), ...]`. This does not affect operators that treat all rows alike.
+Where a Split, a Slice or a Reshape to `[2, b, ...]` separates the parts again, each part is read from every sample.
 """
 
 from __future__ import annotations
@@ -23,20 +22,25 @@ from ir.onnx.readers.nodes import Node
 
 @dataclass
 class JoinedSamples:
-    """The joins of one import."""
+    """The concatenations along the batch of one import."""
 
     builder: GraphBuilder
     parts: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Tensor that was joined or taken apart -> rows of each of its parts in one sample, in the order of the file."""
+    """Concatenated or separated tensor -> rows per sample of each of its parts, in the order of the file."""
     _makers: dict[str, Operator] = field(default_factory=dict)
     _seen: int = 0
     """Operators of the builder whose results `_makers` has."""
 
     def add(self, node: Node, inputs: Sequence[str], attributes: Mapping[str, Any]) -> bool:
-        """Adds operators for a node that joins samples or takes such a join apart; False where `node` is none.
+        """Adds the operators of a node that concatenates along the batch, or separates the parts again.
 
-        The node comes with the names of its operands in the builder, and with attributes as the table of kinds reads
-        them.
+        Args:
+            node: the node.
+            inputs: names of its operands in the builder.
+            attributes: its attributes in the form of the table of kinds.
+
+        Returns:
+            whether the node is one of these.
         """
         if node.kind not in ("Concat", "Split", "Slice", "Reshape"):
             return False

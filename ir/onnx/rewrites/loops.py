@@ -1,6 +1,6 @@
-"""Loops of known length written out: each iteration of a `Loop` or `Scan` becomes operators of its own.
+"""Unrolls loops of known length: each iteration of a `Loop` or `Scan` becomes separate operators.
 
-Its weights are those of one iteration, read by all. A loop whose length depends on data is refused.
+All iterations share the same weights. Loops whose length depends on data are rejected.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ir.onnx.readers.nodes import Node, Stored
 from ir.onnx.rewrites.merged_views import MergedViews
 
 MAX_NODES = 20_000
-"""Nodes of all loops of a file once they are written out (assumed): a recurrence of 12 nodes over 1,500 positions."""
+"""Largest number of nodes of all unrolled loops (assumed): a recurrence of 12 nodes over 1,500 positions fits."""
 
 
 @dataclass
@@ -26,17 +26,17 @@ class Loops:
 
     builder: GraphBuilder
     merged: MergedViews
-    """Its views that were put off."""
+    """The deferred views of the import."""
     alias: dict[str, str]
-    """Name in the file -> the other tensor that it is."""
+    """Name in the file -> another name of the same tensor."""
     emit: Callable[[Node, set[str]], None]
-    """Function that imports a node, given the names that something reads."""
+    """Function that imports a node, given the names of all tensors that are read."""
     declare: Callable[[dict[str, Stored]], None]
-    """Function that declares stored tensors."""
+    """Function that adds stored tensors to the builder."""
     resolve: Callable[[str], str]
-    """Function of a name in the file: the name under which the builder knows that tensor."""
+    """Function from a name in the file to the name of the tensor in the builder."""
     written: int = 0
-    """Nodes written out so far; a loop within a loop would otherwise multiply them."""
+    """Number of nodes unrolled so far, which is limited because nested loops multiply it."""
 
     def add(self, node: Node, inputs: Sequence[str], uses: set[str]) -> None:
         """Adds the operators of all iterations.
@@ -44,10 +44,10 @@ class Loops:
         Args:
             node: node of kind Loop or Scan.
             inputs: names of its operands in the builder.
-            uses: names that something reads.
+            uses: names of all tensors that are read.
 
         Raises:
-            ModelError: the number of iterations depends on data, or there are too many.
+            ModelError: the number of iterations depends on data, or the unrolled loops have too many nodes.
         """
         body: Body = node.attributes["body"]
         self.declare(body.stored)
@@ -62,7 +62,7 @@ class Loops:
                 self._stack(node, outer, names, int(axes[number]) if axes else 0, uses)
 
     def _loop(self, node: Node, own: Sequence[str], uses: set[str]) -> tuple[list[str], list[list[str]]]:
-        """The results of a Loop: carried ones, and for each stacked one its parts."""
+        """Imports all iterations of a Loop; returns the final states, and the parts of each stacked result."""
         count = self.builder.values.get(own[0]) if own[0] else np.asarray(np.iinfo(np.int64).max)
         if count is None:
             raise _of_data(node, "length")
@@ -83,7 +83,7 @@ class Loops:
         return carried, stacked
 
     def _scan(self, node: Node, own: Sequence[str], uses: set[str]) -> tuple[list[str], list[list[str]]]:
-        """The results of a Scan, as those of a Loop."""
+        """Imports all iterations of a Scan; returns the same as `_loop`."""
         num_scanned = int(node.attributes.get("num_scan_inputs", 0))
         carried, scanned = list(own[: len(own) - num_scanned]), own[len(own) - num_scanned :]
         axes = node.attributes.get("scan_input_axes", (0,) * num_scanned)
@@ -122,7 +122,7 @@ class Loops:
         return [self.resolve(name) for name in outputs]
 
     def _stack(self, node: Node, out: str, names: Sequence[str], axis: int, uses: set[str]) -> None:
-        """Adds one result of all iterations, side by side in a dim of their own."""
+        """Stacks the parts of one result, one per iteration, in a new dim."""
         self.builder.constant(f"{out}#axis", np.asarray([axis]))
         parts = [f"{out}#{i}" for i in range(len(names))]
         for name, part in zip(names, parts, strict=True):

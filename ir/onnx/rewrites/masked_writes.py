@@ -1,7 +1,7 @@
-"""Writes where a mask is set, such as `x[mask] = 0`, which exporters write with the positions of the mask.
+"""Converts writes under a mask, such as `x[mask] = 0`, which are exported with the positions at which the mask is set.
 
-The positions come from NonZero, whose number of results depends on the data, so that no later shape is known. A
-ScatterND at all positions of a mask becomes a choice by the mask: `Where(mask, value, x)`.
+These positions are computed by NonZero, whose result size depends on the data, so that later shapes would be unknown. A
+ScatterND at all positions of a mask is replaced by `Where(mask, value, x)`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Look-ups and scatters of rows by constant indices that repeat each row in order, 0 0 1 1 2 2 ...
+"""Converts look-ups and scatters by constant indices that repeat each row in order (0 0 1 1 2 2 ...).
 
-Exporters write mixtures of experts in this way: tokens are looked up once for each of their experts, results are added
-to their tokens. As look-ups they would mix samples; here they become an Expand, and a sum.
+Exported mixtures of experts contain them: tokens are looked up once for each of their experts, and results are added to
+their tokens. As look-ups they could not be split by samples; they are replaced by an Expand and a sum.
 """
 
 from __future__ import annotations

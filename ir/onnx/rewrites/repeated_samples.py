@@ -1,9 +1,9 @@
-"""Stored parameters that hold the same numbers once for each sample of the export.
+"""Recognises stored parameters that are repeated for each sample of the export.
 
-A tool that folds constants computes what a module does with a class token or with learned queries before they meet the
-samples: it stores them repeated for the batch of the export, in their first dim, or in the second one where the
-sequence is first. There may be heads in the same dim, `[(b h), s, d]`. Only the numbers tell such a tensor from a
-parameter of this shape; a stripped file says it in metadata.
+Tools that fold constants also fold operators on class tokens or learned queries that do not depend on the samples, and
+store the result repeated for the exported batch: in its first dim or, if the sequence is first, in the second one. That
+dim may also contain heads, `[(b h), s, d]`. Such a tensor differs from a parameter of this shape only in its numbers;
+stripped files mark it in metadata.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Look-ups and writes that stay within each sample, although the exported indices name samples too.
+"""Look-ups and writes within each sample, whose exported indices contain the index of the sample.
 
-Indices such as `arange(b)[:, None]` beside the places of interest would mix samples if they were taken literally. They
-become look-ups along dims of one sample.
+Taken literally, indices such as `arange(b)[:, None]` would be look-ups along the batch, which could not be split. They
+are converted to look-ups along dims of one sample.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class SampleLookups:
         builder: builder of the import.
         nodes: nodes of the file.
         resolve: function from a name in the file to the name that the builder knows.
-        emit: function that imports a node, given the names that something reads.
+        emit: function that imports a node, given the names of all tensors that are read.
     """
 
     builder: GraphBuilder

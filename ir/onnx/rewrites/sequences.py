@@ -1,4 +1,4 @@
-"""Sequences of tensors of known length: lists of names at import, and no operators of the graph."""
+"""Sequences of tensors of known length: at import these are lists of names, without operators in the graph."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Sequences:
 
     Attributes:
         builder: builder of the import.
-        merged: its views that were put off.
-        alias: name -> the tensor that it is; written where the result of a node is one of its operands.
-        emit: function that imports a node in place of one on sequences, given the names that something reads.
+        merged: the deferred views of the import.
+        alias: name in the file -> another name of the same tensor; extended if the result of a node is an operand.
+        emit: function that imports a node that replaces one on sequences, given the names of all tensors read.
         lists: name of a sequence -> names of its tensors. The result of an embedding bag is a tensor already.
     """
 
@@ -37,7 +37,7 @@ class Sequences:
         Args:
             node: node of a kind in `ir.onnx.readers.control_flow.SEQUENCES`.
             inputs: names of its operands in the builder.
-            uses: names that something reads.
+            uses: names of all tensors that are read.
 
         Raises:
             ModelError: the length or an index depends on data.

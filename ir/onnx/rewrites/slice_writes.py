@@ -1,6 +1,7 @@
-"""Writes to a slice, `x[:, :, 1:] = y`, that exporters give an index tuple for every element.
+"""Converts writes to a slice, `x[:, :, 1:] = y`, which are exported as a ScatterND with one index tuple per element.
 
-As a ScatterND whose indices name samples it would mix them. It is a Concat of the updates with the rest of the data.
+Since the indices contain those of samples, such a ScatterND could not be split by samples. It is replaced by a Concat
+of the updates and the rest of the data.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Large stored masks of attention, as operators that make them.
+"""Replaces large stored attention masks by operators that compute them.
 
-A mask of 1,024 positions is too large to be read as numbers, but two numbers and the sides of a band say what is in
-it: the lower triangle of GPT-2's `bias`, or a window around the diagonal. A stripped file says them in metadata.
+A mask of 1,024 positions is too large to be imported as numbers, but it is described by two numbers and the width of a
+band around the diagonal: for instance the lower triangle of GPT-2's `bias`, or a sliding window. Stripped files state
+this description in metadata.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ir.onnx.rewrites.computed_tables import MAX_ELEMENTS
 from ir.operators import Value
 
 CORNER = 16
-"""Rows and columns that are looked at first (assumed): weights have more than two numbers there."""
+"""Number of rows and columns that are examined first (assumed): weights have more than two different numbers there."""
 TYPES = frozenset({"bool", "uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64"})
 """Types of masks."""
 FIRST_OPSET = 16
@@ -28,20 +29,22 @@ FIRST_OPSET = 16
 
 
 class Band(NamedTuple):
-    """A matrix of two numbers, one of them in a band around the diagonal."""
+    """A matrix with one number in a band around the diagonal, and another number elsewhere."""
 
     before: int | None
-    """Places of the band before the diagonal, in each row; None = all."""
+    """Number of elements of the band before the diagonal in each row; None: all."""
     behind: int | None
-    """Places of the band behind the diagonal; None = all."""
+    """Number of elements of the band after the diagonal in each row; None: all."""
     inside: float
     """The number in the band."""
     outside: float
-    """The other number."""
+    """The number outside of the band."""
 
 
 def band_of(tensor: Any) -> Band | None:
-    """The band that a large stored tensor is, if its leading dims are 1 and it is one; its metadata may say so.
+    """The band that describes a large stored tensor with leading dims of 1; None if it is not one.
+
+    A stripped tensor is described by its metadata.
 
     Args:
         tensor: protobuf.
@@ -92,12 +95,12 @@ def _stated(text: str) -> Band | None:
 
 
 def stated(band: Band) -> str:
-    """The text of a band in metadata."""
+    """The text that describes a band in metadata."""
     return json.dumps(list(band))
 
 
 def stored_bands(stored: dict[str, Stored], tensors: Mapping[str, Any]) -> list[Node]:
-    """Operators that make the stored tensors which are bands; these leave `stored`.
+    """Operators that compute the stored tensors that are bands; these tensors are removed from `stored`.
 
     Args:
         stored: tensors of the file; constants of the operators are added.

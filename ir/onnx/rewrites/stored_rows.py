@@ -1,9 +1,10 @@
-"""Look-ups that a tool computed and stored: the table of the rows is the parameter, and not what was looked up.
+"""Restores look-ups that a tool folded into stored tensors: the parameter is the table, not the result of the look-up.
 
-The biases of relative positions (Swin, BEiT, T5) and the sinks of attention (gpt-oss) are a few numbers of each head,
-which attention reads at all pairs of positions. Where constants are folded, all pairs are stored, `[1, heads, queries,
-keys]`: many times more numbers than the model has. PyTorch's newer exporter folds a table of more than 8,192 numbers up
-to its look-up alone, `[queries * keys, heads]`, and leaves the views of it.
+Biases of relative positions (Swin, BEiT, T5) and attention sinks (gpt-oss) are a few numbers per head, which attention
+looks up for all pairs of positions. If a tool folds these look-ups, the results for all pairs are stored,
+`[1, heads, queries, keys]`, which are many times more numbers than the parameters of the model. If the table has more
+than 8,192 numbers, PyTorch's newer exporter folds only up to the look-up, `[queries * keys, heads]`, and leaves the
+views of it.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Expand", "Cast", "Identit
 TO_SOFTMAX = VIEWS | {"Add", "Sub", "Concat", "Where"}
 """Kinds between the bias and the softmax of attention."""
 MAX_STEPS = 6
-"""Operators in front of the softmax that are followed (assumed; Swin has four: bias, two views, mask). So many views in
-front of the bias, too (Swin has three)."""
+"""Largest number of operators between such a tensor and the softmax (assumed; Swin has four: bias, two views, mask),
+and of views before the bias is added (Swin has three)."""
 LEAST_SHARE = 2
 """Pairs of positions for each row, at least (assumed; a window of 2 x 2 has 16 pairs and 9 rows, and is left as it is:
 its table is as large as what was looked up)."""
