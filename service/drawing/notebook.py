@@ -58,7 +58,7 @@ def _plan(plan: Plan) -> str:
     from service.drawing.pictures import pictures_of
 
     rows = summary(plan) if plan.search is not None else head(plan)
-    # The others need the timeline of a step, which plans are handed out without.
+    # Other pictures need the timeline of a step, and plans are returned without it.
     shown = [draw for name, draw in pictures_of(plan).items() if name in ("breakdown", "memory", "search")]
     return _table(rows) + _pictures(*(functools.partial(draw, plan) for draw in shown))
 

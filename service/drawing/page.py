@@ -124,7 +124,8 @@ def _warnings(plan: Plan) -> str:
 
 
 def _safe(text: str) -> str:
-    """A text from a plan, with what is not printable shown as in a terminal: it may turn the direction of a line."""
+    """A text from a plan, whose unprintable characters are shown as in a terminal: one may turn the direction of a
+    line."""
     return html.escape(printable(text, LONGEST))
 
 

@@ -35,13 +35,15 @@ PARTS = ("#0072B2", "#56B4E9", "#009E73", "#F0E442", "#E69F00", "#D55E00", "#CC7
 LINES = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#CC79A7", "#999999", "#000000")
 """Colours of lines: without yellow, which is hard to see on white, and the red of limits."""
 DASHES: tuple[Literal["-", "--", ":"], ...] = ("-", "--", ":")
-"""Further lines of the same colour."""
+"""Styles of lines, which tell apart lines of the same colour."""
 MOST_SHAPES = 2000
 """Number of actions above which they are drawn as pixels: a file with more shapes is slow to open (assumed)."""
 PIXELS = 1500
-"""Pixels of a step of so many actions, at twice the resolution of a screen (assumed)."""
+"""Pixels of the picture of a step with more actions than `MOST_SHAPES`, at twice the resolution of a screen
+(assumed)."""
 MOST_ROWS = 48
-"""Rows of a picture with a text beside each, in which the texts do not touch: of more rows, some have one (tried)."""
+"""Most rows of a picture of which each has a text: with more, the texts would touch, so only some rows have one
+(tried)."""
 MOST_COLUMNS = 12
 """As `MOST_ROWS`, for columns with a text under each (tried)."""
 MOST_LABELLED = 1e3
@@ -51,8 +53,8 @@ LONGEST = 200
 WIDTH = 10.0
 """Width of a figure in inches."""
 NEAR = 1.5
-"""Plans that take longer than this many times the fastest one are cut off, where their searcher found better ones
-(assumed): they would press the others together."""
+"""Plans that take more than this many times as long as the fastest one are cut off, if their searcher found better ones
+(assumed): otherwise all others would be close together in the picture."""
 ROWS = 12
 """Height of a picture of a search, of clusters or of runs, in rows."""
 
@@ -140,12 +142,12 @@ def in_flight(actions: Sequence[Action]) -> tuple[Floats, Ints]:
     """When the number of micro-batches changes whose activations a rank keeps, and the numbers from then on.
 
     Args:
-        actions: of one rank, in order. A forward pass keeps activations from its beginning, the last backward pass of
-            the micro-batch in the stage frees them at its end.
+        actions: those of one rank, in order. A forward pass keeps activations from its beginning; the last backward
+            pass of the micro-batch in the stage frees them at its end.
     """
     own = read_actions(actions)
     is_forward = own.letters == "F"
-    # Of each micro-batch in a stage the last backward pass, which is the first in reverse order.
+    # The last backward pass of each micro-batch in a stage is the first one in reverse order.
     keys = own.stages * (own.micro_batches.max() + 1) + own.micro_batches
     _, last = np.unique(keys[~is_forward][::-1], return_index=True)
     begins, ends = own.begins[is_forward], own.ends[~is_forward][::-1][last]
@@ -276,7 +278,7 @@ PICTURES: Mapping[str, Callable[[Plan], Figure]] = {
 
 
 def pictures_of(plan: Plan) -> Mapping[str, Callable[[Plan], Figure]]:
-    """The pictures that there are of a plan: of one that no search has found, its search is not among them."""
+    """The pictures that a plan can have: if no search has found it, there is none of its search."""
     searched = plan.search is not None and bool(plan.search.history)
     return {name: draw for name, draw in PICTURES.items() if searched or name != "search"}
 
@@ -309,8 +311,8 @@ def figure_of(rows: int, title: str) -> tuple[Figure, Axes]:
 
 
 def with_plain_texts(figure: Figure) -> Figure:
-    """The figure, whose texts are shown as they stand: names from files are no formulas, and may hold what is in no XML
-    and on no page."""
+    """The figure, whose texts are shown as they are: names from files are no formulas, and may hold characters that are
+    not allowed in XML or on a page."""
     from matplotlib.text import Text
 
     for text in figure.findobj(Text):
@@ -332,7 +334,7 @@ def plain_numbers(axes: Axes) -> None:
 
 
 def _number(value: float, place: int | None, *, firsts: str) -> str:
-    """A number as it is read aloud, if it begins with one of some digits."""
+    """A number without an exponent, if it begins with one of the digits `firsts`."""
     return f"{value:,g}" if f"{value:e}"[0] in firsts else ""
 
 
