@@ -18,7 +18,7 @@ def problem(graph):
 
 
 def by_hand(space, plans, count):
-    """Of (step time, values), sorted: the fastest, at most one of a shape and two of a mesh."""
+    """(step time, values) of the fastest of `plans`, sorted, at most one of a shape and two of a mesh."""
     found = []
     for step_time_s, values in sorted(plans):
         shape = space.shape(values)

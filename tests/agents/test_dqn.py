@@ -72,7 +72,7 @@ def test_an_untrained_network_follows_the_best_completion(s):
 
 
 def test_an_episode_is_rewarded_as_what_is_said_of_its_end(s):
-    """By the difference of logarithms."""
+    """The reward is the difference of the logarithms."""
 
     def episode(share):
         env = PlanVecEnv([Episodes(HybridDecisions(s), 1)])

@@ -130,7 +130,7 @@ def run(searcher, space, evaluations, *, seed=0):
 @pytest.mark.slow
 @pytest.mark.parametrize("short", [0, 60_000_000])
 def test_the_search_is_as_good_as_elimination_and_the_same_again(gpt, short):
-    """Also with less memory than the fastest plan takes beside what the trainer reserves."""
+    """This holds too with less memory than the fastest plan needs beside what the trainer reserves."""
     reserve = {"memory_reserve_bytes": 15 * 2**30 - short} if short else {}
     s = make(gpt(layers=4, hidden=256, vocab=4096), "2x2xV100@10Gbit", 32, **reserve)
     found, again = run("ilp", s, 300), run("ilp", s, 300, seed=1)

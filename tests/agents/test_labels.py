@@ -215,7 +215,7 @@ def test_labelling_goes_on_where_it_was_killed(tmp_path, capsys):
 
 @pytest.mark.parametrize("done", [0, 1, 2])
 def test_problems_of_killed_processes_are_labelled_by_others(tmp_path, monkeypatch, caplog, done):
-    """As long as some problem is labelled before processes are killed; then the others have no label."""
+    """This holds if some problem is labelled before processes are killed; then the others have no label."""
     asked = []
 
     class Killed(WorkerProcesses):

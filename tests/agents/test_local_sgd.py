@@ -15,7 +15,7 @@ MODES = ("synchronous", "local_sgd", "dasgd")
 
 
 def searched(cluster, *modes, batch=64, **hints):
-    """Of a decoder whose parameters take longer on their way than its samples on a device."""
+    """The result of a search for a decoder whose parameters take longer to send than its samples to compute."""
     training = {"global_batch": batch, "precision": "fp32", "sync_modes": list(modes), "sync_period": 8}
     problem = Problem.build(build_gpt(hidden=512, vocab=8192), parse_cluster(cluster), training, hints)
     return problem, search(problem, Budget(evaluations=300), searcher="expert", seed=0)

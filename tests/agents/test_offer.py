@@ -203,7 +203,7 @@ def test_parts_are_whole_hosts_or_devices_of_one(cluster, batch, names):
 
 @pytest.mark.parametrize("cluster", ["2x8xV100-32GB@10Gbit", "4x6xA100-80GB", "2x4xP100+8xV100-16GB@25Gbit"])
 def test_all_links_of_a_part_are_those_of_its_devices_in_the_whole_cluster(cluster):
-    """Of groups, and of pipelines of single devices in every order that crosses hosts."""
+    """This holds for groups, and for pipelines of single devices in every order that crosses hosts."""
     whole = parse_cluster(cluster)
     model = zoo.build(GPT)
     layouts = PipelineLayouts(Problem.build(model, whole, {"global_batch": 64}))
@@ -344,7 +344,7 @@ def test_degrees_of_a_plan_with_idle_devices_may_be_fixed():
 
 
 def test_the_plans_of_all_devices_are_made_once(monkeypatch):
-    """Of thousands of devices they take a second, as long as the shortest searches do."""
+    """For thousands of devices, making them takes a second, as long as the shortest searches take."""
     compiled, listed = [], []
     compile_one, list_one = stepping.compile_space, template_list._made
     monkeypatch.setattr(stepping, "compile_space", lambda space: [compiled.append(space), compile_one(space)][1])
@@ -575,7 +575,7 @@ def test_a_slow_network_leaves_hosts_idle():
 
 @pytest.mark.slow
 def test_what_searchers_have_reached_never_gets_worse():
-    """Also where a part of the cluster is searched after the whole, whose plans are slower."""
+    """This holds too if a part of the cluster, whose plans are slower, is searched after the whole."""
     seen = []
     problem = build(GPT, "2xV100-16GB+2xP100-16GB", 8)
     found = search_offer(problem, Budget(evaluations=60), on_progress=lambda progress: seen.append(progress.members))

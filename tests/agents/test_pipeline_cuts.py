@@ -108,7 +108,7 @@ def test_one_micro_batch_is_cut_by_its_whole_step(mlp):
 
 
 def test_cuts_and_modes_fit_where_memory_is_short(gpt):
-    """With room for a third of all cuts and modes."""
+    """The memory has room for a third of all cuts and modes."""
     graph = gpt(layers=6, hidden=128, seq=128)
     roomy = make(graph, "2xA100-40GB")
     (row,) = roomy.random_batch(np.random.default_rng(3), 1).tolist()

@@ -305,7 +305,7 @@ def test_moves_leave_no_plan_that_breaks_rules():
 
 
 def test_pipelines_are_found_where_the_space_has_only_slow_ones():
-    """Those of 2 and 7 stages are slower than replicas."""
+    """Pipelines of 2 and 7 stages are slower than replicas."""
     space = PlanSpace(
         Problem.build(zoo.build(MODEL), parse_cluster("14x1xV100@10Gbit"), {"global_batch": 35}, {"fix": {"zero": 0}})
     )

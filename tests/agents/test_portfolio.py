@@ -231,7 +231,7 @@ def measured(text):
 
 @pytest.mark.parametrize("cluster", [measured("2x1xP100"), "1xP40+1xP100"])
 def test_larger_and_more_devices_are_advised_on_any_cluster(gpt, cluster):
-    """Of measured bandwidths and of devices of several kinds, only memory decides what fits."""
+    """If bandwidths are measured, or devices are of several kinds, only memory decides what fits."""
     p = Problem.build(gpt(**BIG), cluster, {"global_batch": 2})
     with pytest.raises(NothingFits) as caught:
         search(p, Budget.parse(1), searcher="expert")

@@ -147,7 +147,7 @@ def test_recomputation_and_zero_are_those_that_suit_the_signatures(scarce):
 
 
 def test_the_most_promising_of_good_plans_come_first(scarce):
-    """Those that are fastest with as little recomputation as fits; what overflows by much is last."""
+    """They are ranked by their time with as little recomputation as fits; a plan that overflows by much is last."""
     space, grid = scarce
     rows = promising_meshes(space, grid)
     solved = SkeletonSearch(Incumbent(space, Budget(), searcher="elimination"), propose)

@@ -221,7 +221,7 @@ def scripted(outcomes):
 @pytest.mark.parametrize("fits", [True, False])
 @pytest.mark.parametrize(("share", "goes_on"), [(0.8, True), (0.95, False)])
 def test_a_solve_goes_on_while_its_plans_do_not_fit_and_may_be_the_best(share, goes_on, fits):
-    """Also where a slower plan of the skeleton fits."""
+    """This holds too if a slower plan of the skeleton fits."""
     outcomes = [[(1.0, 0.3)] for _ in range(8)]
     search, row, given_s, solves = scripted(outcomes)
     outcomes[:] = [[(share * given_s, 0.3)] for _ in outcomes]

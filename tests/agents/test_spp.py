@@ -128,7 +128,7 @@ def test_list_scheduling_keeps_its_bound(reduces):
 
 
 def test_registers_hold_back_fast_ranks():
-    """As many as ranks follow are 1F1B, one is a single micro-batch at a time, and none are more than allowed."""
+    """With as many registers as ranks follow it is 1F1B, with one a micro-batch at a time; no rank holds more."""
     rng = np.random.default_rng(2)
     for _ in range(20):
         stages = random_stages(rng, reduces=False)

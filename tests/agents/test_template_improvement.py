@@ -167,7 +167,8 @@ def test_of_many_plans_the_best_of_each_mesh_are_known(monkeypatch):
 
 
 def test_meshes_with_a_middle_axis_are_solved_behind_the_others(monkeypatch):
-    """Of those that are solved once first, but for the first one: a solve of theirs takes several times as long."""
+    """They come last among the meshes that are solved once, except for the first mesh: they take several times as
+    long."""
     model = zoo.build("moe:layers=2,hidden=64,heads=4,ffn=64,experts=4,seq_len=32,vocab_size=128")
     space = PlanSpace(Problem.build(model, parse_cluster("2x4xA100"), {"global_batch": 16}))
     incumbent = Incumbent(space, Budget(evaluations=EVALUATIONS), searcher="elimination")
@@ -185,7 +186,7 @@ def test_meshes_with_a_middle_axis_are_solved_behind_the_others(monkeypatch):
 
 @pytest.mark.parametrize(("least", "second"), [(-0.1, 1), (0.09, 2)])
 def test_every_other_turn_is_of_a_plan_that_may_be_made_to_fit(least, second):
-    """One that overflows by 0.2 at most, or where none fits, by 0.2 more than the plan that overflows least."""
+    """It overflows by 0.2 at most or, if none fits, by at most 0.2 more than the plan that overflows least."""
     prices = np.array([(9.0, least), (3.0, 0.19), (1.0, 0.27), (0.5, 0.3), (8.0, 0.1)])
     ranked = ranked_in_turn(prices).tolist()
     assert ranked[:2] == [0, second] and sorted(ranked) == [0, 1, 2, 3, 4]

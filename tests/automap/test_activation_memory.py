@@ -45,7 +45,7 @@ def _megatron(
 
 
 def _layer_bytes(tp: int, **settings: Any) -> float:
-    """Of the third layer, in multiples of sequence x batch x hidden."""
+    """Bytes of the third layer, in multiples of sequence x batch x hidden."""
     evaluator, lowered = _megatron(tp, **settings)
     calls, parts = evaluator.distinct_units(lowered)
     middle = max(parts, key=lambda part: int(part.times)).row

@@ -18,7 +18,7 @@ DEPTHS = (192.0, 128.0)
 
 
 def seconds(size: float, value_size: float, *, backward: bool, kv_heads: float = 16.0, rate: float = 1e30) -> float:
-    """Of a kernel on a device with this memory rate, without a floor."""
+    """Seconds of a kernel on a device with this memory rate, without a floor."""
     curve = attention_curve_of(0.0, 1e15, rate, 0.5, 40.0, 132.0, 2.5)
     shape = AttentionShape(2.0, 16.0, kv_heads, 4096.0, 4096.0, size, value_size, ALL_KEYS, 2.0)
     return float(attention_s(shape, curve, backward))

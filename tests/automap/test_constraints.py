@@ -114,7 +114,7 @@ def test_operators_bound_to_stages_are_on_them_in_every_plan(gpt):
 
 
 def test_cuts_under_constraints_are_all_there(mlp):
-    """By brute force over all cuts of eight units into three or fewer stages."""
+    """They are compared with brute force over all cuts of eight units into three or fewer stages."""
     graph = mlp((16,) * 9)
     wanted = [{"scope": "layers.2", "stage": 0}, {"scope": "layers.4", "stage": 1}]
     space = PlanSpace(problem(graph, wanted, "4xA100", 4, num_micro_batches=1, recompute="none", zero=0, tp=1))
@@ -242,7 +242,7 @@ def test_environments_obey(gpt):
 
 @pytest.mark.parametrize("wanted", [{"dp": "S(0)", "tp": "S(0)"}, {"dp": "S(0)", "tp": "S(1)"}, {"tp": "B"}])
 def test_templates_obey(light_graph, wanted):
-    """Also where no expert would shard an operator so."""
+    """They do so even if no expert would shard an operator in this way."""
     graph = light_graph("resnet50")
     add = next(op for op in graph if op.kind in ("Add", "Sum"))
     space = PlanSpace(problem(graph, [{"scope": add.name, "sharding": wanted}], "2xA100", pp=1))

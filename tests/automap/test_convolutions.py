@@ -45,7 +45,7 @@ def seconds(extents, window, moved, found, *, whole=None, divisor=0.0):
 
 
 def test_large_convolutions_run_at_the_rates_of_products():
-    """As long as products of equal extents, over the rates that are fitted; the time of their memory is hidden."""
+    """They take as long as products of equal extents, over the fitted rates; the time of their memory is hidden."""
     found = hardware()
     rows, filters, channels, window = 64 * 56 * 56, 256, 256, 9
     extents = [1.0] * NUM_CLASSES

@@ -27,7 +27,7 @@ def graph_of(space, values):
 
 
 def seconds(costs):
-    """Of the device, all collectives counted in full: [rows, 2] forward, backward."""
+    """[rows, 2] forward and backward seconds of the device, with all collectives counted in full."""
     rows = records_of(np.ascontiguousarray(costs[:, :UNIT_COST_WIDTH]), UNIT_COST_DTYPE)
     forward = rows["forward_s"] + rows["forward_comm_s"].sum(axis=1)
     comm = rows["backward_comm_s"].sum(axis=1) + rows["recompute_comm_s"].sum(axis=1)
@@ -105,7 +105,7 @@ def test_scalars_weigh_the_same_costs(gpt, space):
 
 
 def test_sensitivities_are_those_of_the_price(gpt, space):
-    """Of the linear part of the price: more compute on the one rank there is, more parameters."""
+    """They are tested on the linear part of the price: more compute on the only rank, more parameters."""
     s = space(gpt(layers=3), "4xA100", 16, pp=1)
     values = s.random_batch(np.random.default_rng(4), 1)[0].tolist()
     graph, picked = graph_of(s, values)

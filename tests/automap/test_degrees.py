@@ -48,7 +48,7 @@ def model_of(family: str) -> Model:
 
 
 def splits(family: str, plan: Plan, number: int, axis: str) -> Iterator[tuple[str, float]]:
-    """Of each product with a weight in the layers of a stage, read from the document: what it splits, and its FLOPs."""
+    """What each product with a weight in the layers of a stage splits, read from the document, and its FLOPs."""
     model, graph = model_of(family), space_of(family).problem.graph
     chunk = place_chunks(plan, model)[number]
     for index in layer_operators(chunk, model):

@@ -586,7 +586,7 @@ def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_the_script_of_our_own_trainer_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the two functions that are the user's filled in."""
+    """The two functions that the user writes are filled in."""
     training = {"global_batch": 4, "target": "automap", "precision": "fp32"}
     space = plan_space(Problem.build(zoo.build(trainer_ranks.MODEL), parse_cluster("1xcpu"), training))
     plan = space.decode(next(values for _, values in templates(space)))
@@ -616,7 +616,7 @@ def test_a_plan_for_any_target_exports_where_it_happens_to_fit() -> None:
 
 @pytest.mark.parametrize("target", ["deepspeed", "accelerate"])
 def test_work_that_all_ranks_repeat_is_no_data_parallelism(target: str) -> None:
-    """In a network without equal layers too: whoever trains it has replicas on all devices, or refuses."""
+    """This holds in a network without equal layers too: a trainer of it has replicas on all devices, or refuses."""
     problem = Problem.build(build_mlp((96, 64, 32, 16)), parse_cluster("4xA100"), {"global_batch": BATCH})
     space = PlanSpace(problem)
     plan = space.decode(next(v for s, v in templates(space) if s.dp == 4 and s.pp == 1 and s.tp == 1))
@@ -629,7 +629,7 @@ def test_work_that_all_ranks_repeat_is_no_data_parallelism(target: str) -> None:
 
 @pytest.mark.parametrize(("target", "says"), [("megatron-core", True), ("torchtitan", True), ("pytorch", False)])
 def test_layers_that_share_weights_are_left_to_the_user_where_the_trainer_builds_them(target: str, says: bool) -> None:
-    """As in ALBERT, whose layers are one that is called again."""
+    """The model is like ALBERT, which calls one layer again and again."""
     parameter = Net.parameter
 
     def of_first(net: Net, name: str, *shape: int) -> str:

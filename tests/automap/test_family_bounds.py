@@ -486,7 +486,7 @@ def _on_rank(view, units, times):
 
 
 def test_what_crosses_is_that_of_places_where_a_chunk_may_end():
-    """Of five units: two ranks may be cut anywhere, five nowhere but behind each unit; chunks of a rank by hand."""
+    """Five units: two ranks may be cut anywhere, five only after each unit; chunks of a rank are counted by hand."""
     crossing = np.array([4.0, 3.0, 2.0, 1.0])
     assert least_crossing([crossing] * 2, 1) == [1.0, 0.0]
     assert least_crossing([crossing] * 5, 1) == [4.0, 3.0, 2.0, 1.0, 0.0]

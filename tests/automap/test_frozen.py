@@ -134,7 +134,7 @@ def test_pieces_of_a_fused_weight_are_frozen_by_its_name_and_experts_together():
 
 @pytest.mark.parametrize("pattern", ["wte.weight", "lm_head*"])
 def test_a_tied_parameter_is_frozen_by_the_name_of_each_module_that_reads_it(pattern):
-    """As in torch, whichever of the names the file has."""
+    """It is so in torch too, whichever of the names the file has."""
     graph = problem_of(zoo.build(TIED), frozen=[pattern]).graph
     assert {t.name for t in graph.tensors.values() if t.frozen} == {"wte.weight"}
     assert not problem_of(zoo.build(TIED), frozen=["wte*", "h.0.*", "!lm_head*"]).graph.tensors["wte.weight"].frozen
@@ -241,7 +241,7 @@ def test_wanted_recomputation_binds_what_has_a_backward_pass(hints):
     ],
 )
 def test_memory_and_optimizer_in_closed_form(trainer, precision, master):
-    """On one device. A trainer that keeps weights in float32 and converts them has a master of frozen ones as well."""
+    """The cluster is one device. A trainer that converts float32 weights has a master of frozen ones as well."""
     more = {"trainer": trainer, "precision": precision}
     problem = problem_of(zoo.build(LLAMA), "1xA100", 4, frozen=["*", "!*mlp*"], **more)
     graph = problem.graph
@@ -289,7 +289,7 @@ def test_a_frozen_encoder_saves_nothing_and_has_no_backward_pass():
 
 
 def test_freezing_no_parameter_makes_no_difference():
-    """To the last bit, in all columns of the costs of all units."""
+    """Costs of all units are equal to the last bit in all columns."""
     for spec in (LLAMA, TIED, MOE):
         plain, same = (PlanSpace(problem_of(zoo.build(spec), **more)) for more in ({}, {"frozen": []}))
         rows = plain.random_batch(np.random.default_rng(0), 50)

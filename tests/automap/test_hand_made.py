@@ -263,7 +263,7 @@ VGG = "vgg:convolutions=1-1-2-2,width=16,ffn=64,image_size=32,num_classes=10"
 
 @pytest.mark.parametrize(("spec", "layers"), [(T5, 8), (VGG, 9), (GPT, 8)])
 def test_all_kinds_of_layers_are_spread_and_computed_again(evaluator_of: Any, spec: str, layers: int) -> None:
-    """Those of an encoder and of a decoder alike; of a network of unlike layers, each that has weights."""
+    """Layers of an encoder and of a decoder count alike; in a network of unlike layers, each that has weights."""
     evaluator = evaluator_of(spec)
     strategy = Strategy(dp=4, pp=2, recompute="full")
     lowered = made(evaluator, strategy)

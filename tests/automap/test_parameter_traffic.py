@@ -89,14 +89,14 @@ RATE = 1e9
 
 
 def seconds(traffic, elements, ranks):
-    """Of a large message by the ring's volume, 4 bytes a weight and 3 a gradient, on links without latency."""
+    """Seconds of a large message by the ring's volume: 4 bytes a weight, 3 a gradient, links without latency."""
     sent = elements * {"weights": 4.0, "gradients": 3.0}[traffic.what] / RATE
     return (2.0 if traffic.kind == "all_reduce" else 1.0) * (ranks - 1) / ranks * sent
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_the_price_pays_for_all_that_is_sent(zero, gpt, space):
-    """With nothing hidden and all links at one rate, seconds are the counted bytes over that rate."""
+    """If nothing is hidden and all links have one rate, seconds are the counted bytes over that rate."""
     s = space(gpt(), "2x4xA100", 16, zero=zero, pp=1)
     settings = s.evaluator._settings
     settings.gradient_overlap = settings.gather_overlap = settings.gathers_singly = 0.0
@@ -124,7 +124,7 @@ def test_the_price_pays_for_all_that_is_sent(zero, gpt, space):
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_pure_data_parallelism_sends_every_parameter(zero, space):
-    """In closed form, of a deep model; the table that is the head as well is used twice in a micro-batch."""
+    """The closed form is that of a deep model; the table that is also the head is used twice in a micro-batch."""
     graph = zoo.build("gpt:layers=96,hidden=64,heads=4,seq_len=32,vocab_size=128")
     s = space(graph, "8xA100", 16, zero=zero, pp=1, tp=1)
     shape = next(shape for shape in s.shapes if shape.dp == 8)

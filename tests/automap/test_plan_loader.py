@@ -44,7 +44,7 @@ def save_plan(folder: Path, **degrees: int) -> None:
 
 @pytest.mark.slow
 def test_what_does_not_fit_the_plan_is_refused(tmp_path: Path) -> None:
-    """By every process, before it waits for another."""
+    """Every process refuses it before it waits for another one."""
     save_plan(tmp_path / "plan", tensor=2)
     for few, code, bias, weight in returned(loader_ranks.refusals, 2, tmp_path, tmp_path / "plan"):
         assert few.startswith("input 0: 5 samples, where each of the 1 replicas takes 8 of the 8")

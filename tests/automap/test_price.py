@@ -113,7 +113,7 @@ def exchanged(ranks, copies, *, joins, once):
 
 
 def test_tokens_go_to_experts_over_several_axes_at_once():
-    """Of what a rank has, all but its own part leaves it once; axis after axis, most of it travels twice."""
+    """All but its own part of what a rank has leaves it once; axis after axis, most of it would travel twice."""
     own = 8e6 / 8
     assert exchanged([4, 2], 2.0, joins=True, once=False) == pytest.approx(own * 7 / 8)
     assert exchanged([4, 2], 2.0, joins=False, once=False) == pytest.approx(own * (3 / 4 + 1 / 2))
@@ -370,7 +370,7 @@ def without_recompute(lowered):
 
 
 def test_a_sum_is_made_whole_before_it_leaves_its_stage(gpt, space):
-    """By one all-reduce of the tensor that crosses the cut; its gradient comes back whole."""
+    """An all-reduce of the tensor that crosses the cut makes it whole; its gradient comes back whole."""
     rng, found = np.random.default_rng(6), 0
     s = space(gpt(layers=4), "4xA100", 8, pp=2, tp=2, virtual_stages=1)
     graph = s.problem.graph

@@ -104,7 +104,7 @@ def test_more_recomputation_takes_longer_and_keeps_less(gpt):
 
 
 def test_no_completion_beats_the_bound_behind_any_level(gpt):
-    """By brute force over the levels of three ranks; other decisions are drawn."""
+    """Brute force goes over the levels of three ranks; other decisions are drawn."""
     space = build(gpt(**BIG), "3xV100-16GB", 24, pp=3, tp=1, num_micro_batches=4)
     table, rng = BoundTable(space), np.random.default_rng(1)
     begin, legal = space.first.recompute, np.flatnonzero(space.levels.legal(3)).tolist()

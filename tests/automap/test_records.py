@@ -74,7 +74,7 @@ ESTIMATED = (
     "TargetCost.",
     "Beside.",
 )
-"""Of a plan, what AutoMAP writes and only shows again."""
+"""Parts of a plan that AutoMAP writes, but reads only to show them again."""
 
 
 def _unranged(kind, seen):

@@ -77,7 +77,7 @@ def test_respelling_twice_changes_nothing_and_no_plan_costs_more(spec, cluster, 
 
 
 def test_pure_data_parallelism_has_one_axis_that_is_called_dp():
-    """In whatever mesh it was found, on one host; over slow links what is reduced in two levels stays what it is."""
+    """This holds on one host for any mesh it was found on; reductions in two levels over slow links stay."""
     space = build(GPT, "1x8xA100-80GB", 32)
     whole = space.lowered(next(v for shape, v in templates(space) if shape.dp == 8))
     found = set()

@@ -63,7 +63,7 @@ def decoded(space: PlanSpace, values: Any) -> Plan:
 
 @pytest.mark.parametrize(("model", "target"), CASES)
 def test_every_plan_of_a_target_is_one_that_it_can_express(model: str, target: str) -> None:
-    """By the verifier, which knows nothing of the space, and by the degrees."""
+    """The verifier, which knows nothing of the space, checks them, and so do the degrees."""
     space, about = space_of(model, target), targets()[target]
     check = Verifier(space.problem)
     for values in space.random_batch(np.random.default_rng(1), 12).tolist():
@@ -283,7 +283,7 @@ def test_stages_of_modules_hand_on_one_tensor(target: str) -> None:
 
 @pytest.mark.parametrize("target", ["pytorch", "automap"])
 def test_stages_of_modules_share_no_layer_that_is_called_twice(target: str) -> None:
-    """As in ALBERT, with layers of its own in between."""
+    """The model is like ALBERT, with layers of its own in between."""
     net = Net()
     x = net.builder.input("x", (1, 4, 8))
     for scope in ("first", "again", "own", "again", "last"):

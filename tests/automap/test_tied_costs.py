@@ -43,7 +43,7 @@ def counted(graph, picked):
 
 @pytest.mark.parametrize(("spec", "readers", "pp"), [(GPT, 2, 1), (GPT, 2, 2), (T5, 3, 1), (T5, 3, 2), (T5, 3, 4)])
 def test_what_readers_change_is_exact(spec, readers, pp, space):
-    """Of one reader, and of two where there are no others."""
+    """This holds for one reader, and for two where there are no others."""
     for graph, picked in graphs(space, spec, 4, pp=pp, zero=1):
         near = graph.around(picked)
         nodes = sorted({node for factor, _ in near.factors[len(graph.factors) :] for node in factor.nodes})
@@ -62,7 +62,7 @@ def test_what_readers_change_is_exact(spec, readers, pp, space):
 
 @pytest.mark.parametrize(("spec", "pp"), [(GPT, 1), (GPT, 2), (GPT, 4), (T5, 2), (T5, 4)])
 def test_the_readers_of_a_tied_embedding_are_chosen_together(spec, pp, space):
-    """Of many signatures of all readers, others kept, the best by the graph is near the best by price."""
+    """Of many signatures of all readers, with others kept, the best by the graph is near the best by price."""
     with_ties, without = [], []
     for graph, picked in graphs(space, spec, 8, pp=pp):
         time, near = sensitivities(graph.units, graph.chosen(picked)).time, graph.around(picked)

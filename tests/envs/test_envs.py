@@ -199,7 +199,7 @@ def test_influence_keeps_the_heaviest_groups(light_graph, space):
 
 
 def test_the_pruned_size_is_the_number_of_plans_that_are_offered(mlp, space):
-    """By brute force: the first two values of every slot, one group decided, the other split by batch."""
+    """Brute force counts the first two values of every slot; one group is decided, the other is split by batch."""
     s = space(mlp((16, 32, 16, 16)), "2xA100", 4, num_micro_batches=2)
     groups = most_influential(s, 1)
     pending, plans = [()], 0

@@ -12,7 +12,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "train_dqn.py"
 
 
 def test_an_agent_of_stable_baselines3_decides_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    """With fewer decisions than its agent collects before it learns, so that nothing is trained."""
+    """The run has fewer decisions than its agent collects before it learns, so that nothing is trained."""
     runpy.run_path(str(EXAMPLE))["main"](40)
     told = capsys.readouterr().out
     found = re.fullmatch(r"decided: ([\d.]+) ms a step, (fits|does not fit); best template: ([\d.]+) ms\n", told)

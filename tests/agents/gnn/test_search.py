@@ -191,7 +191,7 @@ def test_it_is_said_for_certain_that_nothing_fits(searcher):
 
 @pytest.mark.parametrize(("seconds", "one_s"), [(2.0, 0.5), (20.0, 0.5), (20.0, 0.02)])
 def test_a_search_takes_about_as_long_as_it_may_however_long_simulations_take(monkeypatch, seconds, one_s):
-    """On a clock that only simulations advance: fair shares take 60 times as long as other schedules."""
+    """The clock is advanced by simulations alone: fair shares take 60 times as long as other schedules."""
     spent = [0.0]
     run, makespans = Simulator.run, Simulator.makespans
 

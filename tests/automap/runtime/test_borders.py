@@ -10,7 +10,7 @@ from automap.runtime.trainer.sharded_modules import layouts_of
 from ir.factors import BROADCAST, PARTIAL
 
 GATHERED = Move(given=1, wanted=BROADCAST, gradient=PARTIAL)
-"""From a part of the sequence to the whole."""
+"""A move from a part of the sequence to the whole."""
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_each_border_has_an_argument_of_its_own(entered):
 
 
 def test_a_tensor_that_is_handed_over_twice_is_moved_once_for_both(entered):
-    """As in attention(y, y), which asks itself; with a border for each argument, each is moved."""
+    """An example is attention(y, y), self-attention; with a border for each argument, each is moved."""
     forward, seen = entered(border("x", 1, 8, 4))
     y = torch.zeros(2, 4, 4)
     assert forward(y, y) == [(2, 8, 4)] * 2

@@ -126,7 +126,7 @@ def test_a_checkpoint_from_before_the_first_step_is_read(tmp_path, kind):
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is")
 def test_weights_are_read_by_torch_alone_as_the_documentation_says(tmp_path, monkeypatch):
-    """Of a network with a weight that two layers share, and running statistics."""
+    """The network has a weight that two layers share, and running statistics."""
     torch.manual_seed(0)
 
     def build():
@@ -147,7 +147,7 @@ def test_weights_are_read_by_torch_alone_as_the_documentation_says(tmp_path, mon
 
 
 def graph_checkpoint(held):
-    """Of a graph of which this process has the parts `held`, half of each weight."""
+    """The checkpoint of a graph of which this process has the parts `held`, half of each weight."""
     executor = SimpleNamespace(
         parameters=held,
         members={name: [name] for name in held},
@@ -273,7 +273,7 @@ def test_a_checkpoint_of_a_deeper_network_is_refused_by_name(tmp_path):
 
 @pytest.mark.parametrize(("call", "number"), [("rename", 1), ("rename", 2), ("rmtree", 1), ("rmtree", 2)])
 def test_one_checkpoint_is_complete_whenever_the_replacing_of_one_ends(tmp_path, monkeypatch, call, number):
-    """As where a process is killed, in front of a change of folders."""
+    """It ends as if the process were killed, before a change of folders."""
     place, fresh, left = tmp_path / "checkpoint", tmp_path / "checkpoint.writing", [number]
     for step, folder in enumerate((place, fresh)):
         write(folder, state() | {"more": {"step": step}})

@@ -27,7 +27,7 @@ def tried(folder, limits=LIMITS, should_stop=lambda: False, **what):
 
 
 def gone(pids):
-    """That processes have ended: orphans, once whoever inherits them has looked."""
+    """Whether processes have ended: for an orphan, whether its new parent has waited for it."""
     found = []
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):

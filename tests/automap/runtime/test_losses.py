@@ -18,7 +18,7 @@ from ir.loss import with_loss
 
 @pytest.mark.parametrize("shape", [(6, 5), (6, 4, 5), (6, 5, 5, 5), (6, 5, 3, 4)])
 def test_the_classes_of_images_are_where_torch_has_them(shape):
-    """Also where another dim is as large, so that no shape tells."""
+    """This holds too if another dim is as large, so that the shape does not tell which one it is."""
     torch.manual_seed(0)
     scores = torch.randn(shape, dtype=torch.float64)
     is_image = len(shape) == 4

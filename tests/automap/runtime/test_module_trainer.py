@@ -214,7 +214,7 @@ def check_masks(folder, name):
 
 
 def saved_gradients(folder):
-    """By the weights that plain SGD of rate 1 left."""
+    """Gradients, computed from the weights that plain SGD of rate 1 left."""
     before = {f"model.{n}": p.detach() for n, p in module_of(folder.name).named_parameters()}
     after = {n: torch.full_like(p, torch.nan) for n, p in before.items()}
     dcp.load(after, checkpoint_id=folder, no_dist=True)
@@ -470,7 +470,7 @@ def frozen(gpt):
 
 
 def test_what_the_graph_does_not_have_is_refused(monkeypatch):
-    """In place of a module, where a plan is finer than modules."""
+    """The graph is trained in place of a module where a plan is finer than modules."""
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
     monkeypatch.setattr(entry, "announce", lambda: None)

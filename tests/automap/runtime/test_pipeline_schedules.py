@@ -13,7 +13,7 @@ from automap.runtime.trainer.pipeline_schedules import _Stage
 
 @pytest.mark.parametrize("has_gradient", [False, True])
 def test_a_pass_that_is_taken_apart_reaches_all_weights(has_gradient: bool) -> None:
-    """Also behind stages that are frozen, whose results have no gradient."""
+    """It does so too after frozen stages, whose results have no gradient."""
     torch.manual_seed(0)
     stage = _Stage.__new__(_Stage)
     stage.submod = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))

@@ -36,7 +36,7 @@ def seed():
 
 
 def numbers():
-    """Of the common generators of torch, Python and numpy."""
+    """Numbers of the common generators of torch, Python and numpy."""
     return torch.cat([torch.rand(8), torch.tensor([random.random(), np.random.rand()])])
 
 

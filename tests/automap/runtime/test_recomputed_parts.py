@@ -39,7 +39,7 @@ class Attention(nn.Module):
 
 
 def gradients(module, seed):
-    """Those of two passes that are both open before the first backward pass, as in a pipeline."""
+    """Gradients of two passes that are both open before the first backward pass, as in a pipeline."""
     torch.manual_seed(seed)
     inputs = [torch.randn(2, 4, 8, dtype=torch.float64, requires_grad=True) for _ in range(2)]
     losses = [sum(y.square().sum() for y in module(x, 0.3)) for x in inputs]

@@ -111,7 +111,7 @@ def priced(case):
 
 @pytest.mark.slow
 def test_the_collectives_that_run_are_those_that_are_priced(ran):
-    """Of expert plans and random ones of GPT; docs/runtime.md says where they are others."""
+    """Cases are expert plans and random plans of GPT; docs/runtime.md says where the two differ."""
     compared = 0
     for case, outcomes in ran:
         is_odd = "random" in case.name and not case.name.startswith("gpt")
@@ -131,7 +131,7 @@ def test_the_collectives_that_run_are_those_that_are_priced(ran):
 
 @pytest.mark.slow
 def test_gradients_and_parameters_are_sent_once(ran):
-    """By closed form: every parameter of a data-parallel plan, in float64, padded to whole pieces.
+    """In closed form: every parameter of a data-parallel plan, in float64, padded to whole pieces.
 
     Under ZeRO 2 and 3 the embedding, which is the head as well, is had once in each of the two units.
     """

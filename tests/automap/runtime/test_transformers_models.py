@@ -205,7 +205,7 @@ def test_windows_are_found_and_priced_where_the_trainer_skips_them(kind: str, se
 
 
 def test_a_class_is_exported_as_it_is() -> None:
-    """As a user writes it: caches on, default kernels for experts, and no inputs named."""
+    """The class is used as a user writes it: caches on, default kernels for experts, and no inputs named."""
 
     def build() -> torch.nn.Module:
         module: torch.nn.Module = transformers.MixtralForCausalLM(transformers.MixtralConfig(**MODELS["mixtral"][1]))
@@ -387,7 +387,7 @@ def test_a_body_alone_gets_the_head_that_trains_it(tmp_path: Path) -> None:
 
 
 def test_a_class_that_is_also_code_of_the_folder_is_that_of_transformers(tmp_path: Path) -> None:
-    """Also under the name that the code gave it, which may be written in other letters."""
+    """This holds too under the name that the code gave it, which may be written in other letters."""
     for name in ("LlamaForCausalLM", "LLaMAForCausalLM"):
         folder = write(tmp_path / name, "llama", architectures=[name], auto_map=CODE)
         assert type(module_of(folder)).__name__ == "LlamaForCausalLM"

@@ -75,7 +75,7 @@ def sizes(found: Case) -> list[int]:
 
 
 def collectives(found: Case) -> list[Collective]:
-    """Those of the second layer."""
+    """The collectives of the second layer."""
     every = list_collectives(found.lowered, found.evaluator)
     return [c for c in every if c.operator.startswith("layers.1.")]
 
@@ -244,7 +244,7 @@ def first_operators(found: Case) -> list[str]:
 
 
 def test_stages_of_so_many_cells_end_where_these_do() -> None:
-    """At the cut that is nearest, and all units of them run again."""
+    """They end at the nearest cut, and all their units run again."""
     stated = {"dp": 1, "pp": 8, "global_batch": 32, "micro_batch": 4, "recompute": "full", "zero_stage": 0}
     model = {"name": "AmoebaNet-D(18,256)", "vision": {"image": 224}}
     found = case(model=model, stack="torchgpipe", balance=[2, 2, 2, 3, 3, 4, 4, 4], schedule="GPipe", **stated)
