@@ -6,7 +6,6 @@ The numbers of weights are never read.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -29,7 +28,7 @@ from ir.onnx.readers.guard import parse
 from ir.onnx.readers.inputs import add_inputs
 from ir.onnx.readers.limits import Limits
 from ir.onnx.readers.nodes import BAGS, DTYPES, Node, Source, Stored, dtype_name, small_value
-from ir.onnx.readers.roles import roles_without_metadata, stored_role
+from ir.onnx.readers.roles import stored_role, unmarked_roles
 from ir.onnx.readers.schemas import check_is_standard, check_num_operands, infer, with_picked_boxes
 from ir.onnx.rewrites.constant_folding import fold
 from ir.onnx.rewrites.contributed import with_turns
@@ -64,9 +63,6 @@ GEMM_DEFAULTS = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
 """Default values of attributes of Gemm, which are removed, since only some exporters write them."""
 WHOLE = {BAGS: add_bags, MASKED: add_masked, EXPERTS: add_experts}
 """Kind of a node that stands for several operators -> function that adds these to the builder."""
-WEIGHTS = re.compile(r"(?i)\.|weight|bias")
-"""Pattern in the names of unmarked parameters of a file that marks others: dots as in module paths, or names that tools
-give to converted weights, such as `NhwcConv_0_weight_NHWC`. Names of operator results do not match it."""
 MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError)
 """Exceptions that a file that violates the ONNX specification may cause anywhere in the import."""
 
@@ -164,10 +160,7 @@ class _Importer:
 
     def _stored(self, uses: set[str]) -> None:
         """Adds the stored tensors among the names in `uses` to the builder."""
-        self.roles = roles_without_metadata(self.source)
-        if self.source.has_metadata:
-            # Tensors that the exporter's optimiser or another tool has converted have lost their mark.
-            self.roles = {n: r for n, r in self.roles.items() if WEIGHTS.search(n) and n in self.source.stored}
+        self.roles = unmarked_roles(self.source)
         self._declare({n: given for n, given in self.source.stored.items() if n in uses})
 
     def _declare(self, held: Mapping[str, Stored]) -> None:

@@ -1,4 +1,4 @@
-"""Builds an operator (factor rule, shapes, costs) from its kind and operands."""
+"""An operator (factor rule, shapes, costs) with its results, built from its kind and operands."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def make_operator(
     opset: int = 0,
     usage: Usage | None = None,
 ) -> Built:
-    """Builds an operator (factor rule, shapes, costs) from its kind and operands.
+    """An operator (factor rule, shapes, costs) with its results, built from its kind and operands.
 
     Args:
         kind: ONNX operator type (`domain.Type` outside the standard domain).
@@ -53,9 +53,6 @@ def make_operator(
         needs_gradient: by position; default: float parameters and activations.
         opset: version of the operator set.
         usage: further information from the imported file.
-
-    Returns:
-        the operator with its results.
 
     Raises:
         Unsupported: this use cannot be expressed.

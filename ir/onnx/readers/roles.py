@@ -56,6 +56,9 @@ transposed, so that tensors with such names there are the ones and zeros of a no
 _WRITTEN_OUT = re.compile(r"/(.*/)?Constant(_\d+)?_output_\d+(_quantized|_token_\d+|#\d+)*$")
 """Names of constants that PyTorch's older exporter writes as nodes and other tools store like weights: for instance the
 ones of a norm without parameters, or the frequencies of a time embedding."""
+WEIGHTS = re.compile(r"(?i)\.|weight|bias")
+"""Pattern in the names of unmarked parameters of a file that marks others: dots as in module paths, or names that tools
+give to converted weights, such as `NhwcConv_0_weight_NHWC`. Names of operator results do not match it."""
 RUNNING_STATISTICS = (3, 4)
 """Operand positions of BatchNormalization whose tensors are updated without a gradient."""
 
@@ -113,6 +116,21 @@ def roles_without_metadata(source: Source) -> dict[str, TensorRole]:
                 )
             ):
                 roles.setdefault(name, "parameter")
+    return roles
+
+
+def unmarked_roles(source: Source) -> dict[str, TensorRole]:
+    """Roles of the tensors of a file that its exporter did not mark.
+
+    In a file that marks parameters, these are stored tensors that the exporter's optimiser or another tool has
+    converted, so that they have lost their mark.
+
+    Returns:
+        tensor name -> role; a tensor that is not listed has its mark, or is a constant.
+    """
+    roles = roles_without_metadata(source)
+    if source.has_metadata:
+        return {n: role for n, role in roles.items() if WEIGHTS.search(n) and n in source.stored}
     return roles
 
 
