@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import NamedTuple
@@ -34,6 +34,7 @@ from agents.incumbent import Incumbent
 from agents.planners import spp
 from agents.planners.alpa import inter_operator
 from agents.planners.device_partition import Partition
+from agents.planners.division_effort import FAR, Effort, leads
 from agents.planners.galvatron import layered
 from agents.planners.moved_stages import moved
 from agents.planners.piper import OFFERED, ORDERS, piper_partitions
@@ -45,9 +46,8 @@ from automap.space.shape import Shape
 from automap.space.space import PlanSpace, Values
 
 NEAR = 1.1
-"""A pipeline is divided again if it takes at most this many times the step time of the best plan (assumed)."""
-FAR = 4.0
-"""The same for the fastest pipeline, where none is within `NEAR` (assumed)."""
+"""A pipeline is divided again if it takes at most this many times the step time of the best plan (assumed); where there
+is none, the fastest one, if it takes at most `FAR` times as long."""
 NEARLY_FITS = 0.2
 """Where no plan fits, a pipeline is divided again if it overflows by at most this share of a device's memory
 (assumed)."""
@@ -75,18 +75,13 @@ MOST_PASSES = 2_000
 LEAST_EVALUATIONS, LEAST_S = 100, 3.0
 """Least rest of a budget, in evaluations and in seconds, with which pipelines are divided. It takes some tenths of a
 second, on 1,024 devices 2 seconds."""
-SHARE, SHARE_S = 0.6, 0.3
-"""Largest shares of the rest of a budget, in evaluations and in seconds, that dividing pipelines takes."""
+SHARE, SHARE_S, LEADING_S = 0.6, 0.3, 0.6
+"""Largest shares of the rest of a budget that dividing pipelines takes: of one in evaluations, of one in seconds, and
+of one in seconds while the best plan lies outside the plan space (assumed)."""
 DIVIDED, ORDERED = 0.5, 0.6
 """Largest share of this that Piper's and Alpa's programs take, and share of the rest for orders of passes; moves have
 the remainder (assumed). When the programs could take all of it, the portfolio was 1 to 4 % slower than SPP with 800
 evaluations on seven A100s."""
-LONGER = 3.0
-"""Factor of the seconds that `divide_quickly` takes if it finds no plan that is near the best one (assumed)."""
-ENTRIES_AN_EVALUATION = 100_000
-"""Largest number of entries of stage tables that are computed for each evaluation left in a budget (assumed). An entry
-takes about 100 ns, so this is 10 ms for each evaluation. On 16 devices tables have 12 million entries, which 120
-evaluations allow."""
 
 
 Priced = list[tuple[float, StagedPlan]]
@@ -107,25 +102,34 @@ def divide_pipelines(incumbent: Incumbent, grid: Grid) -> None:
     settings = _settings(space, near or _near(incumbent, grid, FAR)[:1])
     if not settings:
         return
-    with _share(incumbent, SHARE, SHARE_S):
-        effort = _Effort(incumbent)
-        with _share(incumbent, DIVIDED, DIVIDED):
-            divided = _Division(incumbent, solved_strategies(space, grid), effort).run(settings)
-        tried = list(divided)
+    began_s, left_s = incumbent.seconds, math.inf if incumbent.left_s is None else incumbent.left_s
+    with _share(incumbent, SHARE, LEADING_S):
+        effort = Effort(incumbent, DIVIDED * SHARE_S * left_s, DIVIDED * LEADING_S * left_s)
+        with _share(incumbent, DIVIDED, 1.0):
+            divided = _Division(incumbent, solved_strategies(space, grid), effort).run(settings, in_phases=True)
+        most_s = LEADING_S if leads(incumbent) else SHARE_S
+        rest_s = max(began_s + most_s * left_s - incumbent.seconds, 0.0)
+        with incumbent.share(seconds=rest_s if math.isfinite(rest_s) else None):
+            _improve(incumbent, near, divided)
+
+
+def _improve(incumbent: Incumbent, near: Sequence[_Near], divided: Priced) -> None:
+    """Steps 2 to 4 of `divide_pipelines`."""
+    tried = list(divided)
+    if not incumbent.finished:
+        tried += _layered(incumbent, near)
+    if incumbent.space.problem.any_order and not incumbent.finished:
+        with _share(incumbent, ORDERED, ORDERED):
+            tried += _listed(incumbent, divided)
+    incumbent.searcher = "piper"
+    found: Priced = []
+    for plan in _unlike(tried)[:MOVED]:
         if not incumbent.finished:
-            tried += _layered(incumbent, near)
-        if space.problem.any_order and not incumbent.finished:
-            with _share(incumbent, ORDERED, ORDERED):
-                tried += _listed(incumbent, divided)
-        incumbent.searcher = "piper"
-        found: Priced = []
-        for plan in _unlike(tried)[:MOVED]:
-            if not incumbent.finished:
-                better = moved(incumbent, plan)
-                found.append((price_staged(incumbent, [better]), better))
-        for plan in _unlike(found):
-            if not incumbent.finished:
-                price_staged(incumbent, [moved(incumbent, plan, everywhere=True)])
+            better = moved(incumbent, plan)
+            found.append((price_staged(incumbent, [better]), better))
+    for plan in _unlike(found):
+        if not incumbent.finished:
+            price_staged(incumbent, [moved(incumbent, plan, everywhere=True)])
 
 
 def _share(incumbent: Incumbent, evaluations: float, seconds: float) -> AbstractContextManager[None]:
@@ -153,8 +157,8 @@ def divide_quickly(incumbent: Incumbent, grid: Grid, seconds: float) -> None:
             The time is `LONGER` times as long while all these plans are far slower than the best one.
     """
     if settings := _settings(incumbent.space, _near(incumbent, grid, NEAR)):
-        effort = _Effort(incumbent, seconds)
-        _Division(incumbent, solved_strategies(incumbent.space, grid), effort).run(settings)
+        effort = Effort(incumbent, seconds, seconds)
+        _Division(incumbent, solved_strategies(incumbent.space, grid), effort).run(settings, in_phases=False)
 
 
 def _settings(space: PlanSpace, pipelines: Sequence[_Near]) -> list[_Setting]:
@@ -186,40 +190,36 @@ def _layered(incumbent: Incumbent, near: Sequence[_Near]) -> Priced:
     return _priced(incumbent, filter(None, plans))
 
 
-def solved_strategies(space: PlanSpace, grid: Grid) -> dict[int, list[Strategy]]:
-    """Number of micro-batches -> the strategies of the best plan of a grid with each size of the inner axis."""
+def solved_strategies(space: PlanSpace, grid: Grid) -> list[tuple[int, Strategy]]:
+    """The best plan of a grid with each number of micro-batches and each size of the inner axis, the best first: its
+    number of micro-batches and its strategy.
+
+    Args:
+        space: the plan space.
+        grid: plans with their prices.
+    """
     best: dict[tuple[int, int], Values] = {}
     for row in np.lexsort((grid.prices[:, 0], grid.prices[:, 1] > 0.0)).tolist():
         plan = grid.values[row].tolist()
         shape = space.shape(plan)
         if shape.tp > 1 and shape.middle == shape.virtual == 1:
             best.setdefault((shape.num_micro_batches, shape.tp), plan)
-    found: dict[int, list[Strategy]] = {}
-    for (count, tp), plan in best.items():
-        found.setdefault(count, []).append(Strategy.of(space, tp, space.signatures(plan)))
+    return [(count, Strategy.of(space, tp, space.signatures(plan))) for (count, tp), plan in best.items()]
+
+
+def with_solved(
+    strategies: Sequence[Strategy], solved: Sequence[tuple[int, Strategy]], num_micro_batches: int
+) -> list[Strategy]:
+    """Strategies, and those that were solved for a number of micro-batches, and the best one of each inner axis that
+    was solved for any: signatures that are good with some micro-batches mostly are with others."""
+    of_each_tp: dict[int, Strategy] = {}
+    for _, strategy in solved:
+        of_each_tp.setdefault(strategy.tp, strategy)
+    found = list(strategies)
+    for one in [*(one for count, one in solved if count == num_micro_batches), *of_each_tp.values()]:
+        if not any(map(one.is_like, found)):
+            found.append(one)
     return found
-
-
-class _Effort:
-    """The limits of the time that divisions take. With a budget in evaluations they do not depend on the clock: the
-    number of entries of their stage tables is limited instead.
-
-    Attributes:
-        until_s: seconds since the start of the search after which no further setting is begun.
-        last_s: the same while every plan of the division takes more than `FAR` times the step time of the best plan:
-            other numbers of micro-batches may suit unlike stages better.
-        entries: number of entries that may still be computed, see `StageTable.entries`.
-    """
-
-    def __init__(self, incumbent: Incumbent, seconds: float = math.inf) -> None:
-        left, self._incumbent = incumbent.left, incumbent
-        self.until_s, self.last_s = incumbent.seconds + seconds, incumbent.seconds + LONGER * seconds
-        self.entries = math.inf if left is None else float(ENTRIES_AN_EVALUATION * left)
-
-    def is_spent(self, divided_s: float) -> bool:
-        """Whether no further setting may be begun; `divided_s`: step time of the best plan of the division so far."""
-        until_s = self.until_s if divided_s <= FAR * self._incumbent.least_s else self.last_s
-        return self.entries <= 0.0 or self._incumbent.finished or self._incumbent.seconds >= until_s
 
 
 class _Division:
@@ -229,7 +229,7 @@ class _Division:
         priced: all plans so far with their step times.
     """
 
-    def __init__(self, incumbent: Incumbent, solved: Mapping[int, Sequence[Strategy]], effort: _Effort) -> None:
+    def __init__(self, incumbent: Incumbent, solved: Sequence[tuple[int, Strategy]], effort: Effort) -> None:
         """Begins with no plans.
 
         Args:
@@ -248,25 +248,32 @@ class _Division:
         self._earlier_s: dict[_Setting, float] = {}
         """Step time of the best plan of each setting in the earlier phases."""
 
-    def run(self, settings: Sequence[_Setting]) -> Priced:
-        """Tries settings and others near them in two phases, then the ZeRO stages of `ZEROS` with the best setting.
+    def run(self, settings: Sequence[_Setting], *, in_phases: bool) -> Priced:
+        """Tries settings and others near them, then the ZeRO stages of `ZEROS` with the best setting.
 
-        In the first phase stages have no inner axis. This takes little time, and is safer: the programs do not know how
-        much of the reduction of gradients a schedule hides, and so may overrate other strategies. In the second phase
-        stages have any strategy. If time is limited, there is only the second phase.
+        Args:
+            settings: settings of pipelines, those of the fastest first.
+            in_phases: whether there is a phase before in which stages have no inner axis and the ZeRO stage of the
+                first setting. It takes little time, and is safer: the programs do not know how much of the reduction of
+                gradients a schedule hides, and so may overrate other strategies.
         """
         self._incumbent.searcher = "piper"
         plain = [strategy for strategy in self._megatron if strategy.tp == 1]
-        has_two = self._effort.until_s == math.inf and 0 < len(plain) < len(self._megatron)
+        has_two = in_phases and 0 < len(plain) < len(self._megatron)
         for strategies in [plain, self._megatron] if has_two else [self._megatron]:
             if self._best_s and min(self._best_s.values()) <= NEAR * self._incumbent.least_s:
-                best = min(self._best_s, key=self._best_s.__getitem__)
-                settings = list(dict.fromkeys([best, *settings]))[: len(settings)]
+                settings = list(dict.fromkeys([self._best, *settings]))[: len(settings)]
             self._earlier_s.update(self._best_s)
             self._best_s.clear()
-            for setting, larger in itertools.product(settings, (True, False)):
-                self._try_counts(setting, strategies, larger=larger)
-        count = min(self._best_s, key=self._best_s.__getitem__, default=settings[0]).num_micro_batches
+            is_first = strategies is not self._megatron
+            offered = [one for one in settings if not is_first or one.zero == settings[0].zero]
+            # Settings between those that were tried may be better than the best of these, so it has a turn of its own.
+            turns: dict[_Setting, None] = {}
+            while more := [one for one in ([self._best] if self._best_s else []) + offered if one not in turns]:
+                turns[more[0]] = None
+                for larger in (True, False):
+                    self._try_counts(more[0], strategies, larger=larger)
+        count = (self._best if self._best_s else settings[0]).num_micro_batches
         for zero in ZEROS:
             if self._incumbent.space.zeros[:, zero].any() and not self._is_spent:
                 self._step_s(_Setting(count, zero), self._megatron)
@@ -289,13 +296,17 @@ class _Division:
     def _is_spent(self) -> bool:
         return self._effort.is_spent(min(self._best_s.values(), default=math.inf))
 
+    @property
+    def _best(self) -> _Setting:
+        """The best setting of this phase."""
+        return min(self._best_s, key=self._best_s.__getitem__)
+
     def _step_s(self, setting: _Setting, strategies: Sequence[Strategy]) -> float:
         """Step time of the best plan of a setting. The setting is tried now unless it was tried in this phase."""
         if setting not in self._best_s:
-            offered = list(strategies)
+            offered = strategies
             if strategies is self._megatron:
-                solved = self._solved.get(setting.num_micro_batches, ())
-                offered += [own for own in solved if not any(map(own.is_like, self._megatron))]
+                offered = with_solved(strategies, self._solved, setting.num_micro_batches)
             priced = _priced(self._incumbent, self._plans(setting, offered))
             self.priced += priced
             earlier_s = self._earlier_s.get(setting, math.inf)

@@ -9,12 +9,13 @@ import pytest
 from small_clusters import cluster_with
 
 from agents import Budget, search
-from agents.incumbent import Incumbent
-from agents.planners import pipeline_division
+from agents.incumbent import Incumbent, Outside
+from agents.planners import division_effort, pipeline_division
+from agents.planners.division_effort import Effort
 from agents.planners.moved_stages import moved
 from agents.planners.pipeline_division import LEAST_EVALUATIONS, NEAR, SHARE, divide_pipelines
 from agents.planners.piper import piper_partitions
-from agents.planners.stage_table import StageTable, megatron_strategies
+from agents.planners.stage_table import StageTable, Strategy, megatron_strategies
 from agents.planners.staged_plan import StageChoice, StagedPlan, fastest_staged, lower_staged
 from agents.planners.template_improvement import improve_templates
 from agents.sampling.expert import price_grid
@@ -85,7 +86,7 @@ def test_a_budget_in_evaluations_limits_the_entries_of_tables(monkeypatch):
             tables.append(self)
 
     def entries(an_evaluation):
-        monkeypatch.setattr(pipeline_division, "ENTRIES_AN_EVALUATION", an_evaluation)
+        monkeypatch.setattr(division_effort, "ENTRIES_AN_EVALUATION", an_evaluation)
         tables.clear()
         incumbent, grid = opened(evaluations=800, devices=8)
         allowed = an_evaluation * int(SHARE * incumbent.left)
@@ -93,7 +94,7 @@ def test_a_budget_in_evaluations_limits_the_entries_of_tables(monkeypatch):
         return allowed, [table.entries for table in tables if table.partly], incumbent.least_s
 
     monkeypatch.setattr(pipeline_division, "StageTable", Counted)
-    _, all_entries, _ = entries(pipeline_division.ENTRIES_AN_EVALUATION)
+    _, all_entries, _ = entries(division_effort.ENTRIES_AN_EVALUATION)
     few = sum(all_entries) // 4 // int(SHARE * 600)
     allowed, some, least_s = entries(few)
     assert 0 < allowed < sum(all_entries) / 2
@@ -304,6 +305,40 @@ def test_moves_leave_no_plan_that_breaks_rules():
     assert changed > 3
 
 
+def test_numbers_of_micro_batches_between_those_that_were_tried_have_a_turn(monkeypatch):
+    """From 2, numbers that grow by half lead over 3, 6 and 12 to 24; the best number, 8, is behind 12."""
+    tried = []
+
+    def step_s(self, setting, strategies):
+        if setting not in tried:
+            tried.append(setting)
+        self._best_s[setting] = abs(np.log(setting.num_micro_batches / 9.0)) + setting.zero + 1e-9
+        return self._best_s[setting]
+
+    monkeypatch.setattr(pipeline_division._Division, "_step_s", step_s)
+    space = measured_layers("6x4xV100-16GB@10Gbit", 768)
+    incumbent = Incumbent(space, Budget(evaluations=10_000), searcher="piper")
+    effort = Effort(incumbent, float("inf"), float("inf"))
+    division = pipeline_division._Division(incumbent, [], effort)
+    division.run([pipeline_division._Setting(2, 0), pipeline_division._Setting(2, 1)], in_phases=True)
+    counts = [setting.num_micro_batches for setting in tried]
+    assert counts[:4] == [2, 3, 6, 12] and 8 in counts[: counts.index(24) + 3]
+    assert division._best == (8, 0)
+    # Without inner axes only the first ZeRO stage is tried.
+    assert [setting.zero for setting in tried[:6]] == [0] * 6
+
+
+def test_strategies_are_those_solved_with_any_number_of_micro_batches():
+    space = measured_layers("6x4xV100-16GB@10Gbit", 288)
+    megatron = megatron_strategies(space)
+    own, best, other = (
+        Strategy(tp=tp, signatures=megatron[0].signatures + number) for number, tp in ((1, 2), (2, 2), (3, 4))
+    )
+    solved = [(4, best), (8, own), (16, other), (32, megatron[-1])]
+    assert pipeline_division.with_solved(megatron, solved, 8) == [*megatron, own, best, other]
+    assert pipeline_division.with_solved(megatron, solved, 4) == [*megatron, best, other]
+
+
 def test_pipelines_are_found_where_the_space_has_only_slow_ones():
     """Pipelines of 2 and 7 stages are slower than replicas."""
     space = PlanSpace(
@@ -324,12 +359,26 @@ def test_divisions_have_longer_while_they_give_nothing_near_the_best_plan():
     space = PlanSpace(Problem.build(zoo.build(MODEL), parse_cluster("4xV100"), {"global_batch": 8}))
     incumbent = Incumbent(space, Budget(seconds=100.0), searcher="expert", clock=lambda: now[0])
     price_grid(incumbent)
-    effort = pipeline_division._Effort(incumbent, 2.0)
-    near_s = incumbent.least_s * pipeline_division.FAR
+    effort = Effort(incumbent, 2.0, 2.0)
+    near_s = incumbent.least_s * division_effort.FAR
     found = []
-    for now[0] in (1.9, 2.1, 2.0 * pipeline_division.LONGER + 0.1):
+    for now[0] in (1.9, 2.1, 2.0 * division_effort.LONGER + 0.1):
         found.append((effort.is_spent(near_s), effort.is_spent(1.01 * near_s), effort.is_spent(float("inf"))))
     assert found == [(False, False, False), (True, False, False), (True, True, True)]
+
+
+def test_divisions_have_longer_while_their_plan_leads():
+    now = [0.0]
+    space = PlanSpace(Problem.build(zoo.build(MODEL), parse_cluster("4xV100"), {"global_batch": 8}))
+    incumbent = Incumbent(space, Budget(seconds=100.0), searcher="expert", clock=lambda: now[0])
+    price_grid(incumbent)
+    effort, best_s = Effort(incumbent, 2.0, 5.0), incumbent.best_s
+    now[0] = 3.0
+    assert effort.is_spent(best_s)
+    incumbent._outside.append(Outside(0.9 * best_s, None, None, "piper"))
+    assert not effort.is_spent(0.9 * best_s)
+    now[0] = 5.1
+    assert effort.is_spent(0.9 * best_s)
 
 
 def test_no_pipeline_is_divided_where_the_user_wants_none():
