@@ -27,21 +27,21 @@ PRODUCTS = "abc,acd->abd"
 COMBINES = "abc,bcd->ad"
 """Product of a mask with the results of the experts."""
 MOST_SLOTS = 2.0
-"""Slots for each routed token above which the capacity is said to be odd: GShard's capacity factor is 2."""
+"""Largest number of slots per routed token without a warning: GShard's capacity factor is 2."""
 _VIEWS = frozenset({"Reshape", "Cast", "Identity", "Unsqueeze", "Squeeze", "Transpose"})
 _ENDS = frozenset({"ArgMax", "TopK", "MatMul", "Gemm", "Softmax", "Sigmoid"})
-"""Kinds that choose experts, and that compute the scores of a router; what is before them is no part of its masks."""
+"""Kinds that choose experts or compute the scores of a router; operators before them do not belong to its masks."""
 
 
 class _Mask(NamedTuple):
-    """A mask and what it was made of."""
+    """A mask and the routing from which it was computed."""
 
     tensor: Tensor
     """The mask, `[s, e, c]`."""
     scores: str
     """Name of the router's scores, `[s, e]`."""
     k: int
-    """Number of experts of a token."""
+    """Number of experts per token."""
     is_divided: bool
     """Whether the weights of a token are divided by their sum."""
 
@@ -56,7 +56,7 @@ class DispatchMasks:
     """Scores of a router -> names of the weights and of the numbers of the chosen experts, `[s, k]` both."""
 
     def add(self, node: Node, inputs: Sequence[str], attributes: Mapping[str, Any]) -> bool:
-        """Adds the product of a mask with tokens or with the results of experts; False where `node` is none.
+        """Adds the product of a mask with tokens or with the results of experts; returns whether it did.
 
         The node comes with the names of its operands in the builder, and with attributes as the table of kinds reads
         them.
@@ -131,7 +131,7 @@ class DispatchMasks:
         return True
 
     def _flatten(self, node: Node, inputs: Sequence[str]) -> bool:
-        """Puts off a view of slots `[e, (b c), m]` as `[(e b c), m]`, as a matrix product reads them."""
+        """Defers a view of slots `[e, (b c), m]` as `[(e b c), m]`, which is the operand of a matrix product."""
         slots, shape = self.builder.tensors.get(inputs[0]), self.builder.values.get(inputs[1])
         if slots is None or shape is None or len(slots.shape) != 3 or slots.batch_dim != 1:
             return False
@@ -155,7 +155,7 @@ class DispatchMasks:
         return True
 
     def _mask(self, name: str) -> _Mask | None:
-        """The mask that a tensor is, or is a view of; None where it is made by no router."""
+        """The mask that a tensor is, or is a view of; None if it is not computed by a router."""
         builder = self.builder
         number = {output: index for index, op in enumerate(builder.operators) for output in op.outputs}
         tensor = builder.tensors[name]
@@ -178,13 +178,13 @@ class DispatchMasks:
         return _Mask(tensor, [*softmax, choices[0].inputs[0]][0], k, is_divided) if k <= tensor.shape[1] else None
 
     def _is_table(self, name: str, mask: Tensor) -> bool:
-        """Whether a tensor has a number for each token and expert."""
+        """Whether a tensor has one number for each token and expert."""
         table = self.builder.tensors[name]
         return (table.shape, table.batch_dim) == (mask.shape[:2], 0)
 
 
 def _makers(builder: GraphBuilder, number: Mapping[str, int], name: str) -> list[Operator]:
-    """The operators that make a mask, in the order of the file; choices of experts and what scores them end the way."""
+    """The operators that compute a mask, in the order of the file, from the choice of experts or their scores on."""
     found: dict[int, Operator] = {}
     pending = [name]
     while pending:
@@ -198,7 +198,7 @@ def _makers(builder: GraphBuilder, number: Mapping[str, int], name: str) -> list
 
 
 def _letters(equation: str) -> str:
-    """An equation with its letters renamed in the order in which they come."""
+    """An equation with its letters renamed to a, b, ... in the order of their first use."""
     equation = equation.replace(" ", "")
     order = dict.fromkeys(letter for letter in equation if letter.isalpha())
     names = {letter: chr(ord("a") + place) for place, letter in enumerate(order)}

@@ -26,11 +26,11 @@ FLOAT_KINDS: Mapping[str, tuple[str, tuple[int, ...]]] = {
 """Kind -> the same on floats, and the positions of its operands (ONNX operator set 28, ONNX Runtime's contrib operators
 1.23). The operands between are scales and zeros."""
 IN_BLOCKS = ("MatMulNBits", "GatherBlockQuantized")
-"""Kinds that read weights which are packed into bytes and scaled in blocks."""
+"""Kinds that read weights packed into bytes, with one scale per block."""
 INTEGER_KINDS = frozenset({*FLOAT_KINDS, *IN_BLOCKS, "QLinearConcat", "DynamicQuantizeLinear"})
-"""Kinds that are read here."""
+"""All kinds that this module replaces."""
 INTEGERS_ALONE = ("channels_last",)
-"""Attributes that the kinds on floats have not."""
+"""Attributes that the corresponding float kinds do not have."""
 
 
 def on_floats(

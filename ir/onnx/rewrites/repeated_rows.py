@@ -17,7 +17,7 @@ from ir.operators import Value
 
 
 def add_rows(builder: GraphBuilder, node: Node, inputs: Sequence[str], attributes: Mapping[str, Any]) -> bool:
-    """Adds plain operators for a look-up or scatter of repeated rows; False where `node` is none.
+    """Adds plain operators for a look-up or scatter of repeated rows; returns whether `node` is one.
 
     `inputs` are the names of its operands in the builder.
     """

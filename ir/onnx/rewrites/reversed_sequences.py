@@ -13,7 +13,7 @@ from ir.onnx.readers.nodes import Node
 
 
 def reverse_sequence(builder: GraphBuilder, node: Node, inputs: Sequence[str], attributes: Mapping[str, Any]) -> bool:
-    """Adds a Slice for a ReverseSequence of full lengths; False where `node` is none.
+    """Adds a Slice for a ReverseSequence of full lengths; returns whether `node` is one.
 
     `inputs` are the names of its operands in the builder.
     """

@@ -34,7 +34,7 @@ class SampleLookups:
     emit: Callable[[Node, set[str]], None]
 
     def add(self, node: Node, inputs: Sequence[str]) -> bool:
-        """Adds operators for a look-up or write within samples; False where `node` is none.
+        """Adds operators for a look-up or write within samples; returns whether `node` is one.
 
         `inputs` are the names of its operands in the builder.
         """

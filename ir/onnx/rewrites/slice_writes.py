@@ -28,7 +28,7 @@ class _Span(NamedTuple):
 
 
 def write_slice(builder: GraphBuilder, node: Node, inputs: Sequence[str]) -> bool:
-    """Adds a write to a slice of every sample; False where `node` is none.
+    """Adds a write to a slice of every sample; returns whether `node` is one.
 
     `inputs` are the names of its operands in the builder.
     """

@@ -37,7 +37,9 @@ OPSET = 13
 
 
 def rows_of(tensor: Any) -> int:
-    """The rows of the table that a large stored tensor was looked up in, if it was; else 0. Metadata may say it.
+    """Number of rows of the table in which a large stored tensor was looked up; 0 if it is no result of a look-up.
+
+    For a stripped tensor, the number is read from its metadata.
 
     Args:
         tensor: protobuf.
@@ -83,7 +85,7 @@ def _added(node: Node, readers: Mapping[str, list[Node]]) -> list[Node]:
 
 
 def _reaches_softmax(node: Node, readers: Mapping[str, list[Node]]) -> bool:
-    """Whether a softmax follows soon on the results of a node that reads a bias."""
+    """Whether a softmax follows at most `MAX_STEPS` operators after a node that reads a bias."""
     current = [node] if node.kind in ("Add", "Concat") else _added(node, readers)
     for _ in range(MAX_STEPS):
         current = [reader for each in current for name in each.outputs for reader in readers.get(name, ())]
@@ -94,7 +96,7 @@ def _reaches_softmax(node: Node, readers: Mapping[str, list[Node]]) -> bool:
 
 
 def stored_rows(nodes: Iterable[Node], stored: dict[str, Stored], tensors: Mapping[str, Any]) -> list[Node]:
-    """Look-ups that make the stored tensors which are looked up; these leave `stored`, and their tables enter it.
+    """Nodes that look up the stored tensors which a tool had folded; in `stored`, their tables replace them.
 
     Args:
         nodes: nodes of the file.
