@@ -38,12 +38,13 @@ from agents.planners.division_effort import FAR, Effort, leads
 from agents.planners.galvatron import layered
 from agents.planners.moved_stages import moved
 from agents.planners.piper import OFFERED, ORDERS, piper_partitions
+from agents.planners.solved_strategies import solved_strategies, with_solved
 from agents.planners.stage_table import StageTable, Strategy, aligned_sizes, megatron_strategies, tiles_suffice
 from agents.planners.staged_plan import StagedPlan, fastest_staged, price_staged
 from agents.sampling.expert import Grid
 from automap.schedule import SPLIT_KINDS
 from automap.space.shape import Shape
-from automap.space.space import PlanSpace, Values
+from automap.space.space import PlanSpace
 
 NEAR = 1.1
 """A pipeline is divided again if it takes at most this many times the step time of the best plan (assumed); where there
@@ -154,7 +155,7 @@ def divide_quickly(incumbent: Incumbent, grid: Grid, seconds: float) -> None:
         incumbent: takes the plans, credited to `piper`.
         grid: plans with their prices.
         seconds: after so many seconds no further setting is begun; the plans of the settings before are still priced.
-            The time is `LONGER` times as long while all these plans are far slower than the best one.
+            While all these plans are far slower than the best one, it is `division_effort.LONGER` times as long.
     """
     if settings := _settings(incumbent.space, _near(incumbent, grid, NEAR)):
         effort = Effort(incumbent, seconds, seconds)
@@ -188,38 +189,6 @@ def _layered(incumbent: Incumbent, near: Sequence[_Near]) -> Priced:
     plain = [(shape, zero) for shape, zero in near if shape.virtual == 1]
     plans = (layered(incumbent.space, shape, zero) for shape, zero in plain[:LAYERED])
     return _priced(incumbent, filter(None, plans))
-
-
-def solved_strategies(space: PlanSpace, grid: Grid) -> list[tuple[int, Strategy]]:
-    """The best plan of a grid with each number of micro-batches and each size of the inner axis, the best first: its
-    number of micro-batches and its strategy.
-
-    Args:
-        space: the plan space.
-        grid: plans with their prices.
-    """
-    best: dict[tuple[int, int], Values] = {}
-    for row in np.lexsort((grid.prices[:, 0], grid.prices[:, 1] > 0.0)).tolist():
-        plan = grid.values[row].tolist()
-        shape = space.shape(plan)
-        if shape.tp > 1 and shape.middle == shape.virtual == 1:
-            best.setdefault((shape.num_micro_batches, shape.tp), plan)
-    return [(count, Strategy.of(space, tp, space.signatures(plan))) for (count, tp), plan in best.items()]
-
-
-def with_solved(
-    strategies: Sequence[Strategy], solved: Sequence[tuple[int, Strategy]], num_micro_batches: int
-) -> list[Strategy]:
-    """Strategies, and those that were solved for a number of micro-batches, and the best one of each inner axis that
-    was solved for any: signatures that are good with some micro-batches mostly are with others."""
-    of_each_tp: dict[int, Strategy] = {}
-    for _, strategy in solved:
-        of_each_tp.setdefault(strategy.tp, strategy)
-    found = list(strategies)
-    for one in [*(one for count, one in solved if count == num_micro_batches), *of_each_tp.values()]:
-        if not any(map(one.is_like, found)):
-            found.append(one)
-    return found
 
 
 class _Division:

@@ -15,6 +15,7 @@ from agents.planners.division_effort import Effort
 from agents.planners.moved_stages import moved
 from agents.planners.pipeline_division import LEAST_EVALUATIONS, NEAR, SHARE, divide_pipelines
 from agents.planners.piper import piper_partitions
+from agents.planners.solved_strategies import with_solved
 from agents.planners.stage_table import StageTable, Strategy, megatron_strategies
 from agents.planners.staged_plan import StageChoice, StagedPlan, fastest_staged, lower_staged
 from agents.planners.template_improvement import improve_templates
@@ -335,8 +336,8 @@ def test_strategies_are_those_solved_with_any_number_of_micro_batches():
         Strategy(tp=tp, signatures=megatron[0].signatures + number) for number, tp in ((1, 2), (2, 2), (3, 4))
     )
     solved = [(4, best), (8, own), (16, other), (32, megatron[-1])]
-    assert pipeline_division.with_solved(megatron, solved, 8) == [*megatron, own, best, other]
-    assert pipeline_division.with_solved(megatron, solved, 4) == [*megatron, best, other]
+    assert with_solved(megatron, solved, 8) == [*megatron, own, best, other]
+    assert with_solved(megatron, solved, 4) == [*megatron, best, other]
 
 
 def test_pipelines_are_found_where_the_space_has_only_slow_ones():
