@@ -181,7 +181,7 @@ def test_choices_are_made_on_the_devices_and_with_the_shares_of_the_plan() -> No
         about, other = others[strategy]
         assert found[about].step_time_s == evaluator.evaluate(hand_made(evaluator, other)).step_time_s
     uneven = replace(shared, shares=((12, 12, 12, 12, 4, 4, 4, 8),))
-    with pytest.raises(PlanError, match="64 samples of a micro-batch to 8 replicas"):
+    with pytest.raises(PlanError, match="64 samples of a micro-batch among 8 replicas"):
         hand_made(evaluator, uneven)
 
 
