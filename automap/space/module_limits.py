@@ -37,6 +37,8 @@ def finer_than_modules(space: PlanSpace, column: Ints) -> str:
             return f"{name} is in no linear layer, embedding or norm, and would exchange or sum up data of ranks"
     for name in graph.tensors:
         if not _agree(graph, name, chosen, layers):
+            if _is_constant(graph, name):
+                return f"code between layers would read a part of {name}, which it makes as a whole on every rank"
             return f"code between layers would read {name} in several ways"
     return ""
 
@@ -149,6 +151,9 @@ def _agree(graph: Graph, name: str, chosen: dict[str, tuple[Operator, Signature]
     The placement may change at the input of a module that reads the tensor in one placement alone and does not make it.
     """
     maker = graph.maker(name)
+    if maker is not None and maker.is_constant:
+        # Code makes it from sizes and numbers alone, and so as a whole, for instance the ALiBi of all heads.
+        maker = None
     if graph.tensors[name].role == "parameter" or (maker is not None and maker.name not in chosen):
         return True
     held: Placement | None = BROADCAST

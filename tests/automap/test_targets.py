@@ -236,6 +236,22 @@ def test_a_degree_that_a_target_does_not_have_is_named() -> None:
         plan_space(problem)
 
 
+@pytest.mark.parametrize("is_computed", [False, True])
+def test_constants_of_all_heads_leave_heads_whole(is_computed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ALiBi is stored, or code computes it from sizes; in both cases every rank has that of all heads."""
+    if is_computed:
+
+        def computed(net: Net, name: str, *shape: int) -> str:
+            return net.op("ConstantOfShape", [], shape=shape, value=0.0)
+
+        monkeypatch.setattr(Net, "buffer", computed)
+    sizes = "layers=2,hidden=64,heads=4,seq_len=32,vocab_size=128"
+    training = {"global_batch": 8, "target": "automap"}
+    for alibi, degrees in (("", {1, 2}), (",alibi=1", {1})):
+        problem = Problem.build(zoo.build(f"gpt:{sizes}{alibi}"), parse_cluster("2xA100"), training)
+        assert {shape.tp for shape in plan_space(problem).shapes} == degrees
+
+
 def test_a_model_without_attention_is_no_transformer() -> None:
     with pytest.raises(ProblemError, match="no attention") as fault:
         plan_space(problem_of("resnet", "megatron-core"))
