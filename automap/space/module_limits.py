@@ -43,6 +43,39 @@ def finer_than_modules(space: PlanSpace, column: Ints) -> str:
     return ""
 
 
+def with_whole_groups(space: PlanSpace, column: Ints) -> Ints:
+    """Signatures on one axis, of which those that a trainer of whole modules cannot run are replaced where possible.
+
+    In groups outside of the repeated units, such as that of the convolution that makes patches of images, every rank
+    then has all operands and results whole.
+
+    Args:
+        space: the plan space of the model.
+        column: [operator rows] signatures; not changed.
+    """
+    graph, layers, found = space.problem.graph, _layers(space.problem.graph), column.copy()
+    types = [unit.type for unit in space.linkage.blocks.units]
+    for (unit_type, _), (members, values) in space.group_rows.items():
+        first, tables = int(space.evaluator.tables.spans[unit_type]), space.linkage.types[unit_type].signatures
+        ops = [(space.operator(unit_type, row - first), tables[row - first]) for row in members.tolist()]
+        runs = [
+            not op.is_live or _runs(graph, op, table[column[row]], layers)
+            for row, (op, table) in zip(members.tolist(), ops, strict=True)
+        ]
+        if types.count(unit_type) > 1 or all(runs):
+            continue
+        for value in values:
+            if all(_is_whole(table[number]) for number, (_, table) in zip(value.tolist(), ops, strict=True)):
+                found[members] = value
+                break
+    return found
+
+
+def _is_whole(signature: Signature) -> bool:
+    """Whether every rank has all operands and results whole."""
+    return all(placement == BROADCAST for placement in (*signature.inputs, *signature.outputs))
+
+
 def cuts_between_modules(graph: Graph, units: Sequence[Unit]) -> bool:
     """Whether each layer has its operators in one unit, so that no two stages share a layer.
 
@@ -130,7 +163,7 @@ def _layers(graph: Graph) -> set[str]:
 def _runs(graph: Graph, op: Operator, signature: Signature, layers: set[str]) -> bool:
     """Whether a trainer of whole modules can run an operator with a signature."""
     is_loss = op.outputs[0] == graph.outputs[-1]
-    if is_loss or all(p == BROADCAST for p in (*signature.inputs, *signature.outputs)):
+    if is_loss or _is_whole(signature):
         return True
     if op.scope in layers:
         return True

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from automap.arrays import Ints, Mask
-from automap.space.module_limits import finer_than_modules
+from automap.space.module_limits import finer_than_modules, with_whole_groups
 from automap.space.space import PlanSpace
 from automap.space.stated_parts import Unpriced, mesh, signatures
 from automap.targets import Target
@@ -91,6 +91,8 @@ def patterns(space: PlanSpace, target: Target, along: bool) -> Iterator[Pattern]
             found = np.where(_layer_rows(space)[:, None], found, whole)
         names = [axis.name for axis in axes]
         columns = np.column_stack([found[:, names.index(axis if axis in names else "dp")] for axis in space.axes])
+        if tp > 1 and target.grain != "operators":
+            columns[:, -1] = with_whole_groups(space, columns[:, -1])
         live = tuple(a for a, size in enumerate(space.meshes.mesh(shape)) if size > 1)
         fault = "" if tp == 1 else _unsplit(space, target, columns[:, -1], along)
         if not fault and any(not _is_split(space, columns[:, a], known.get(a, columns[:, a])) for a in live):

@@ -252,6 +252,19 @@ def test_constants_of_all_heads_leave_heads_whole(is_computed: bool, monkeypatch
         assert {shape.tp for shape in plan_space(problem).shapes} == degrees
 
 
+def test_convolutions_before_the_layers_stay_whole() -> None:
+    """A trainer of modules splits no convolution, such as that of ViT's patches; the layers after it are split."""
+    model = zoo.build("vit:layers=2,hidden=64,heads=4,image_size=32,patch_size=8")
+    for target in ("automap", "pytorch"):
+        training = {"global_batch": 8, "target": target}
+        space = plan_space(Problem.build(model, parse_cluster("2xA100"), training, {"fix": {"tp": 2}}))
+        (values,) = space.random_batch(np.random.default_rng(0), 1).tolist()
+        plan = decoded(space, values)
+        assert Verifier(space.problem).violations(plan) == ()
+        split = {name for stage in plan.stages for name in stage.shardings}
+        assert not any("patch_embed" in name for name in split) and any("mlp" in name for name in split)
+
+
 def test_a_model_without_attention_is_no_transformer() -> None:
     with pytest.raises(ProblemError, match="no attention") as fault:
         plan_space(problem_of("resnet", "megatron-core"))

@@ -146,10 +146,13 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def test_plans_train_them_with_the_loss_of_one_process(exported: Callable[[str], Path]) -> None:
     """Split layers, inputs that are not the first arguments, stages; all return a record with the scores inside."""
     folders = []
-    for kind, degrees in (("llama", "--tp"), ("t5", "--dp"), ("gpt2", "--pp")):
+    for kind, degrees in (("llama", "tp"), ("t5", "dp"), ("gpt2", "pp"), ("vit", "tp")):
         model = exported(kind)
-        words = ["estimate", str(model), "--cluster", "2xcpu", "--precision", "fp32", "--global-batch", "4"]
-        assert main([*words, degrees, "2", "-o", str(model.with_name("plan.json"))]) == 0
+        hints = model.with_name("hints.json")
+        hints.write_text(json.dumps({"fix": {degrees: 2}}))
+        words = ["search", str(model), "--cluster", "2xcpu", "--precision", "fp32", "--global-batch", "4"]
+        words += ["--target", "automap", "--hints", str(hints), "--searcher", "expert", "--budget", "16"]
+        assert main([*words, "-o", str(model.with_name("plan.json"))]) == 0
         folders.append(str(model.parent))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     script = str(Path(__file__).with_name("transformers_ranks.py"))

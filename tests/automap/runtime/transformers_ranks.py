@@ -23,8 +23,13 @@ def train(folder: Path) -> dict[str, object]:
     module, examples = from_config(str(folder))()
     plan = Plan.from_json(json.loads((folder / "plan.json").read_text()))
     generator = torch.Generator().manual_seed(1)
-    shapes = [(plan.training.global_batch, *x.shape[1:]) for x in examples.values()]
-    data = [torch.randint(200, shape, generator=generator) for shape in shapes]
+    data = []
+    for x in examples.values():
+        shape = (plan.training.global_batch, *x.shape[1:])
+        is_float = x.is_floating_point()
+        data.append(
+            torch.rand(shape, generator=generator) if is_float else torch.randint(200, shape, generator=generator)
+        )
     with torch.no_grad():
         scores = copy.deepcopy(module)(**dict(zip(examples, data, strict=True))).logits
     labels = torch.randint(scores.shape[-1], scores.shape[:-1], generator=generator)
