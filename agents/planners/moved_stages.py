@@ -28,15 +28,18 @@ FARTHEST = 8
 
 
 def moved(incumbent: Incumbent, plan: StagedPlan, *, everywhere: bool = False) -> StagedPlan:
-    """A plan of which a unit, some devices, or both have moved from one stage to another, as long as that gains.
+    """Moves a unit, some devices, or both from one stage to another, as long as that makes the plan faster.
 
-    Moves are tried that leave one of the slowest stages fewer units or more devices.
+    Every move leaves one of the slowest stages fewer units or more devices.
 
     Args:
-        incumbent: is charged for the plans that are priced.
-        plan: a plan without virtual stages.
-        everywhere: whether moves that relieve other stages are tried too where none of the slowest ones gains, the
-            slower stages first.
+        incumbent: prices the plans, and says when the budget has ended.
+        plan: the plan to begin with, without virtual stages.
+        everywhere: whether, if no such move gains, moves that relieve other stages are tried too, the slower stages
+            first.
+
+    Returns:
+        The best plan found.
     """
     space, at = incumbent.space, 0
     while at < len(plan.stages):
@@ -51,15 +54,14 @@ def moved(incumbent: Incumbent, plan: StagedPlan, *, everywhere: bool = False) -
 
 
 def _relieved(incumbent: Incumbent, plan: StagedPlan, stages: Ints) -> list[StagedPlan]:
-    """Plans in which one of some stages has a unit less or more devices.
+    """Plans in which one of some stages has a unit less, more devices, or both.
 
-    A stage gets so many devices that its fullest replica has a sample less; or one device, on more than `FEW_DEVICES` a
-    host or a sixteenth of the cluster.
+    A stage gets as many devices as its fullest replica needs to have a sample less, or one of the numbers of `_steps`.
     """
     space = incumbent.space
     samples = space.problem.training.global_batch // plan.num_micro_batches
     moves = moves_of(len(plan.stages) - 1, FARTHEST)
-    # By how much stages get longer, [n, stages].
+    # [moves, stages] by how many units, or steps of devices, each stage gets larger.
     longer = np.diff(np.pad(moves, ((0, 0), (1, 1))), axis=1)
     moves, longer = (of[(longer[:, stages] != 0).any(axis=1)] for of in (moves, longer))
     is_shorter, is_wider = ((sign * longer[:, stages] > 0).any(axis=1) for sign in (-1, 1))
@@ -109,7 +111,7 @@ def _shared(plan: StagedPlan, samples: int, strategies: Mapping[int, Strategy]) 
 
 
 def _steps(space: PlanSpace) -> list[int]:
-    """Numbers of devices that move whatever the samples: parts of hosts are no step on large clusters."""
+    """Numbers of devices that move at a time, whatever the samples: one, or on more than `FEW_DEVICES` whole hosts."""
     devices = space.meshes.devices
     if devices <= FEW_DEVICES:
         return [1]
