@@ -13,7 +13,7 @@ from envs.decision import Decisions, Floats, Ints, PlanEnv, space_of
 
 
 class ShardingDecisions(Decisions):
-    """The signatures of all linkage groups on every mesh axis, in topological order (docs/search.md says why)."""
+    """The signatures of all linkage groups on every mesh axis, in topological order (docs/searchers.md says why)."""
 
     def __init__(self, space: PlanSpace, skeleton: Values | None = None) -> None:
         """Takes the skeleton.
