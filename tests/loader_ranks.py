@@ -3,10 +3,12 @@
 import functools
 import importlib.util
 import os
+import random
 import traceback
 from pathlib import Path
 
 import forked_ranks
+import numpy as np
 import rank_device
 import torch
 import torch.distributed as dist
@@ -121,14 +123,17 @@ def refusals(folder):
 
 
 def numbers(folder):
-    """For each folder in a folder, by its plan: what a process draws after a script has seeded all processes alike."""
+    """For each folder in a folder, by its plan: what a process draws from torch, numpy and Python, each of which a
+    script has seeded alike on all processes."""
     found = {}
     for plan in sorted(Path(folder).iterdir()):
+        np.random.seed(0)
+        random.seed(0)
         spec = importlib.util.spec_from_file_location("plan_loader", plan / "plan_loader.py")
         loader = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(loader)
         loader.Training(build(), loss_of, plan)
-        found[plan.name] = torch.rand(8).tolist()
+        found[plan.name] = [torch.rand(8).tolist(), np.random.rand(8).tolist(), [random.random() for _ in range(8)]]
     return found
 
 

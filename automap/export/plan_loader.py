@@ -9,11 +9,13 @@ optimizer.zero_grad()
 
 import json
 import linecache
+import random
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from fnmatch import fnmatchcase
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +81,7 @@ class Training:
         # A script seeds all processes alike to build one model. Those that split the same layers must go on so.
         seed = torch.tensor(torch.initial_seed() % 2**62 + 1 + dist.get_rank(), device=self.device)
         dist.broadcast(seed, group=mesh["tensor"].get_group(), group_src=0)
-        torch.manual_seed(int(seed))
+        seed_all(int(seed))
 
     def _check(self, model: nn.Module) -> None:
         known = dict(model.named_modules())
@@ -320,21 +322,11 @@ def cut(model: nn.Module, paths: Sequence[Sequence[str]]) -> tuple[list[nn.Modul
     return [fx.GraphModule(model, stage) for stage in stages], [str(node.target) for node in given]
 
 
-class _HandedOn(torch.autograd.Function):
-    """Makes a tensor that crosses between stages contiguous, and its gradient too, as messages of torch must be."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.contiguous()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0].contiguous()
-
-
 def handed_on(x: Tensor) -> Tensor:
-    """A tensor as stages send and take it."""
-    found: Tensor = _HandedOn.apply(x)  # type: ignore[no-untyped-call]
+    """A tensor that crosses between stages: contiguous, as its gradient is, because torch sends nothing else."""
+    found = x.contiguous()
+    if found.requires_grad:
+        found.register_hook(Tensor.contiguous)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -355,6 +347,14 @@ def stage_of(graph: fx.Graph, place: dict[fx.Node, int], number: int, bounds: li
         ends = tuple(found.call_function(handed_on, (made[node],)) for node in bounds[number + 1])
         found.output(ends if len(ends) > 1 else ends[0])
     return found
+
+
+def seed_all(seed: int) -> None:
+    """Seeds the common generators of torch, Python and numpy; torch also runs without numpy."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    with suppress(ModuleNotFoundError):
+        import_module("numpy").random.seed(seed % 2**32)
 
 
 def is_called(module: nn.Module) -> bool:

@@ -63,7 +63,9 @@ def test_processes_that_split_layers_draw_alike_and_others_do_not(tmp_path: Path
     for name, degrees in cases.items():
         save_plan(tmp_path / "plans" / name, **degrees)
     one, two = returned(loader_ranks.numbers, 2, tmp_path, tmp_path / "plans")
-    assert {name: one[name] == two[name] for name in cases} == {"replicas": False, "weights": True, "stages": False}
+    for generator in range(3):
+        alike = {name: one[name][generator] == two[name][generator] for name in cases}
+        assert alike == {"replicas": False, "weights": True, "stages": False}
 
 
 @pytest.mark.slow
