@@ -14,6 +14,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 MIB = 1 << 20
 GIB = 1 << 30
+LARGEST_MODEL = 2047 * MIB
+"""Most bytes of a model file: protobuf reads messages of less than 2 GiB."""
 LARGEST_VALUE = 512 * MIB
 """Most bytes of a value of Redis, which cuts connections that send more (its default of `proto-max-bulk-len`)."""
 
@@ -29,8 +31,8 @@ class Settings(BaseSettings):
     """Folder in which the private Redis keeps its append-only file."""
     num_workers: int = Field(default=1, ge=0, le=256)
     """Worker processes that `automap serve` supervises; each runs one job at a time."""
-    max_model_bytes: int = Field(default=64 * MIB, ge=1, le=LARGEST_VALUE)
-    """Largest model file."""
+    max_model_bytes: int = Field(default=LARGEST_MODEL, ge=1, le=LARGEST_MODEL)
+    """Largest model file; of those beyond 64 MiB the weights are taken out before anything is stored."""
     max_uploads: int = Field(default=16, ge=1, le=1000)
     """Largest number of uploads at a time; their bytes are kept in temporary files while they arrive."""
     max_stored_bytes: int = Field(default=1024 * MIB, ge=1)
@@ -53,7 +55,7 @@ class Settings(BaseSettings):
     """Longest long poll; a longer `wait` is cut to it."""
     max_stream_s: float = Field(default=900.0, gt=0)
     """Longest stream of events; clients that listen on open another, which goes on where this one ended."""
-    upload_timeout_s: float = Field(default=120.0, gt=0)
+    upload_timeout_s: float = Field(default=600.0, gt=0)
     """Longest time in which an upload arrives."""
     body_timeout_s: float = Field(default=20.0, gt=0)
     """Longest time in which a client sends the headers of a request, and the body of one that is no upload."""

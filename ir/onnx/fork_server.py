@@ -1,9 +1,9 @@
 """A server process that has imported all modules and forks a child for every task, which takes milliseconds.
 
 Tasks are isolated from each other: each has its own child, and the server never reads the contents of a task. A child
-inherits the socket of its task and no other open file of the server. It is killed, together with the processes that it
-started, when the client gives up or dies. Server and children end when the process that started the server ends, for
-whatever reason. The server does not depend on the kind of tasks.
+inherits the socket of its task, the file of its task if there is one, and no other open file of the server. It is
+killed, together with the processes that it started, when the client gives up or dies. Server and children end when the
+process that started the server ends, for whatever reason. The server does not depend on the kind of tasks.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from ir.lifetime import die_with_parent
 
 _MOST_READ = 1 << 20
 """Bytes that are read from a socket at a time."""
+TASK_FILE = 3
+"""Descriptor under which a child has the file of its task: the first one behind the standard streams."""
 _END_S = 5.0
 """Seconds that a server is given to end before it is killed."""
 
@@ -53,12 +55,13 @@ class ForkServer:
         with self._lock:
             self._close()
 
-    def ask(self, task: bytes, within_s: float) -> tuple[bytes, int]:
+    def ask(self, task: bytes, within_s: float, file: int | None = None) -> tuple[bytes, int]:
         """Runs a task in a child.
 
         Args:
             task: bytes that the child reads from its socket.
             within_s: seconds after which the child is killed.
+            file: descriptor of an open file that the child gets as its descriptor `TASK_FILE`.
 
         Returns:
             the bytes that the child writes, and its exit status; a negative status is the signal that ended it.
@@ -67,18 +70,18 @@ class ForkServer:
             TimeoutError: the child took longer than `within_s`.
         """
         ends_at = time.monotonic() + within_s
-        answer, status = self._asked(task, ends_at)
+        answer, status = self._asked(task, ends_at, file)
         if status is None:  # the server itself was killed, not because of the task
-            answer, status = self._asked(task, ends_at)
+            answer, status = self._asked(task, ends_at, file)
         return answer, -signal.SIGKILL if status is None else status
 
-    def _asked(self, task: bytes, ends_at: float) -> tuple[bytes, int | None]:
+    def _asked(self, task: bytes, ends_at: float, file: int | None) -> tuple[bytes, int | None]:
         """The answer of a child and its exit status; status None: the server has died."""
         ours, theirs = socket.socketpair()
         ended, end = os.pipe()
         with ours, os.fdopen(ended, "rb", buffering=0) as told:
             try:
-                self._hand_over(theirs.fileno(), end)
+                self._hand_over(theirs.fileno(), end, *(() if file is None else (file,)))
             finally:
                 theirs.close()
                 os.close(end)
@@ -203,7 +206,7 @@ class _Server:
         while True:
             for file, _ in self._poll.poll():
                 if file == self._control.fileno():
-                    data, files, _, _ = socket.recv_fds(self._control, 1, 2)
+                    data, files, _, _ = socket.recv_fds(self._control, 1, 3)
                     if not data:
                         return
                     self._fork(*files)
@@ -221,16 +224,18 @@ class _Server:
         for child in self._children:
             _kill(child)
 
-    def _fork(self, task: int, end: int) -> None:
+    def _fork(self, task: int, end: int, file: int | None = None) -> None:
         parent = os.getpid()
         child = os.fork()
         if not child:
-            self._be_child(task, parent)
+            self._be_child(task, file, parent)
         os.close(task)
+        if file is not None:
+            os.close(file)
         self._children[child] = end
         self._poll.register(end, 0)  # an event mask of 0 still reports that the reader has closed the pipe
 
-    def _be_child(self, task: int, parent: int) -> None:
+    def _be_child(self, task: int, file: int | None, parent: int) -> None:
         status = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -239,7 +244,9 @@ class _Server:
             die_with_parent(signal.SIGKILL, parent)
             os.dup2(task, 0)
             os.dup2(task, 1)
-            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            if file is not None:
+                os.dup2(file, TASK_FILE)
+            os.closerange(TASK_FILE + (file is not None), os.sysconf("SC_OPEN_MAX"))
             status = self._work()
         finally:
             os._exit(status)

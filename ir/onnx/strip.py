@@ -21,14 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import external_data_helper
 
 from ir.build import MAX_VALUE_ELEMENTS
 from ir.errors import refuse
 from ir.onnx.read import read_model
 from ir.onnx.readers.annotations import ANNOTATION_KEYS
-from ir.onnx.readers.guard import check, not_onnx
+from ir.onnx.readers.guard import check, message, not_onnx
 from ir.onnx.readers.limits import Limits
 from ir.onnx.readers.nodes import (
     BAND_KEY,
@@ -157,13 +156,13 @@ def strip(data: memoryview | bytes, *, parameters: Sequence[str] = (), folder: P
         parameters: as for `strip_file`.
         folder: folder from which small tensors in external data are read; None: no other file is opened.
     """
-    model = onnx.ModelProto()
     is_compared = len(data) <= MAX_COMPARED_BYTES
     is_marked = re.search(re.escape(KIND_KEY.encode()), data) is not None
     try:
-        model.ParseFromString(bytes(data) if is_compared else b"".join(_without_large(memoryview(data), "model")))
-    except (DecodeError, IndexError, RuntimeError):
+        read = bytes(data) if is_compared else b"".join(_without_large(memoryview(data), "model"))
+    except IndexError:
         raise not_onnx(data) from None
+    model = message(read)
     faults = {} if folder is None else _read_small(model, folder)
     outside = {t.name: faults.get(t.name, "") for t in model.graph.initializer if _is_external(t)}
     _compare(model, is_marked=is_marked)
@@ -383,7 +382,10 @@ def _drop_weights(model: Any, outside: Mapping[str, str], parameters: Sequence[s
         is_kept = role == "constant" or tensor.data_type not in FLOATS
         if is_kept and prod(tensor.dims) <= MAX_VALUE_ELEMENTS:
             if tensor.name in outside:
-                repair = "Put the file with the data beside the model, or export with external_data=False."
+                repair = (
+                    "Export with external_data=False, or put the file with the data beside the model and use "
+                    "`automap strip`."
+                )
                 value = ": ".join(filter(None, (tensor.name, outside[tensor.name])))
                 raise refuse("a small constant lies in external data that could not be read", value, repair)
             kept += 1

@@ -6,32 +6,29 @@ from pathlib import Path
 
 from automap.errors import ModelError
 from ir import zoo
-from ir.onnx.sandbox import SandboxLimits
+from ir.onnx.sandbox import needs_strip
 
 MODEL_FORMS = "Give the path of an ONNX file or a layer profile, zoo:NAME or hf:FOLDER."
 """The forms in which commands take a model."""
-_EXTERNAL = b"\x0a\x08location\x12"
-"""Key of an ONNX file under which a tensor names the other file that holds its data."""
 
 
 def read_model_file(path: Path, parameters: tuple[str, ...]) -> bytes:
-    """The bytes of a file; without its weights if they are in another file or make it larger than an upload may be.
+    """The bytes of a file; without its weights if they are in another file or make it too large to be read.
 
     Raises:
         ModelError: it cannot be read, or not without its weights.
     """
     try:
-        is_large = path.stat().st_size > SandboxLimits().max_bytes
-        data = b"" if is_large else path.read_bytes()
-        if is_large or _EXTERNAL in data:
-            from ir.onnx.strip import strip_file
-
-            data = strip_file(path, parameters=parameters).data
+        with path.open("rb") as file:
+            if not needs_strip(file):
+                return file.read()
     except OSError as fault:
         raise ModelError(
             f"cannot be read ({fault.strerror})", field="model", value=str(path), repair=_in_place(path)
         ) from None
-    return data
+    from ir.onnx.strip import strip_file
+
+    return strip_file(path, parameters=parameters).data
 
 
 def _in_place(path: Path) -> str:

@@ -52,6 +52,18 @@ def told(server: ForkServer, task: str) -> str:
     return answer.decode().strip()
 
 
+def test_a_child_reads_the_file_of_its_task_and_no_other(server: ForkServer, tmp_path: Path) -> None:
+    path = tmp_path / "given"
+    path.write_text("contents")
+    task = b"print(os.pread(3, 99, 0).decode(), sorted(map(int, os.listdir('/proc/self/fd'))))\n"
+    with path.open("rb") as file:
+        answer, status = server.ask(task, 60, file.fileno())
+        assert file.tell() == 0
+    # The last descriptor is that of the listing itself.
+    assert (answer, status) == (b"contents [0, 1, 2, 3, 4]\n", 0)
+    assert told(server, "print(sorted(map(int, os.listdir('/proc/self/fd'))))") == "[0, 1, 2, 3]"
+
+
 def test_answers_and_ends(server: ForkServer) -> None:
     assert server.ask(SIMPLE, 60) == (b"answered\n", 0)
     assert server.ask(b"status = 7\n", 60) == (b"", 7)

@@ -8,9 +8,10 @@ import pytest
 from long_cases import long_but
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
-from ir.errors import ModelError
+from ir.errors import ModelError, ModelTooExpensive
 from ir.onnx.load import load_model
 from ir.onnx.rewrites.exporter_quirks import is_filled
+from ir.onnx.sandbox import LARGEST_FILE, SandboxLimits, strip_upload
 from ir.onnx.strip import strip, strip_file
 from ir.serialize import graph_digest
 
@@ -219,3 +220,29 @@ def test_weights_that_are_not_numbers_are_no_fill(bits):
     assert is_filled(numpy_helper.from_array(value.view(np.float32), "w"))
     value[5] = bits
     assert not is_filled(numpy_helper.from_array(value.view(np.float32), "w"))
+
+
+def test_an_upload_is_stripped_in_a_child_as_it_is_here(light, tmp_path):
+    data = light("squeezenet")
+    path = tmp_path / "model.onnx"
+    path.write_bytes(data)
+    with path.open("rb") as file:
+        file.seek(7)  # it is read from its beginning, wherever it stands
+        assert strip_upload(file) == strip(data).data
+
+
+def test_uploads_that_cannot_be_stripped_are_refused(tmp_path):
+    """Too large to be looked at, no ONNX file, and one that unpacks to more memory than the child may have."""
+    path = tmp_path / "model.onnx"
+    with path.open("wb+") as file:
+        file.truncate(LARGEST_FILE + 1)
+        with pytest.raises(ModelTooExpensive, match="larger than 2,146,435,072 bytes"):
+            strip_upload(file)
+        file.truncate(100)
+        with pytest.raises(ModelError, match="not an ONNX model"):
+            strip_upload(file)
+    # Three million empty nodes: protobuf merges what comes again.
+    many = onnx.ModelProto(graph=onnx.GraphProto(node=[onnx.NodeProto()] * 1000)).SerializeToString() * 3000
+    path.write_bytes(many)
+    with path.open("rb") as file, pytest.raises(ModelTooExpensive, match="many times its size"):
+        strip_upload(file, limits=SandboxLimits(memory_bytes=256 << 20))

@@ -11,12 +11,14 @@ from typing import Any
 
 import httpx
 import jsonschema
+import onnx
 import pytest
 import redis
 import service_work
-from tiny_file import mlp
+from tiny_file import linear, mlp
 
 from automap.gnn import made_up
+from ir.onnx.strip import strip
 from service.embedded_redis import EmbeddedRedis
 from service.http.routes import models
 from service.http.side_processes import SideProcesses
@@ -515,6 +517,34 @@ def test_bodies_that_are_compressed(api: httpx.Client) -> None:
     document = check_problem(api.post("/v1/models", content=mlp(), headers={"content-encoding": "gzip"}), 415)
     assert (document["field"], document["value"]) == ("Content-Encoding", "gzip")
     assert api.post("/v1/models", content=mlp(), headers={"content-encoding": "identity"}).status_code == 201
+
+
+@pytest.mark.parametrize("is_beside", [True, False], ids=["beside", "inside"])
+def test_uploads_are_stored_without_weights_that_cannot_be_read(
+    api: httpx.Client, client: redis.Redis, is_beside: bool
+) -> None:
+    """Weights in another file, which is not sent, and a file of 80 MiB; a job then plans what is stored."""
+    rows = 64 if is_beside else 20 << 10
+    file = linear(rows, is_beside=is_beside)
+    model = api.post("/v1/models", content=file).json()
+    assert model["summary"]["num_parameters"] == rows * 1024
+    stored = Store(client).model_bytes(model["id"])
+    assert stored is not None and stored == strip(file).data and model["num_bytes"] == len(stored) < 1000
+    assert api.post("/v1/models", content=file).json() == model
+    job = api.post("/v1/jobs", json={"model_id": model["id"], **JOB}).json()
+    assert job["state"] == "queued", job
+
+
+def test_a_small_constant_in_another_file_is_asked_for(api: httpx.Client) -> None:
+    """What an index in another file selects cannot be told from the graph alone."""
+    made = onnx.load_from_string(mlp())
+    made.graph.initializer.add(name="i", dims=[1], data_type=onnx.TensorProto.INT64).external_data.add(
+        key="location", value="mlp.data"
+    )
+    made.graph.node.add(op_type="Gather", input=["y", "i"], output=["z"])
+    made.graph.output[0].name = "z"
+    told = check_problem(api.post("/v1/models", content=made.SerializeToString()), 422, "model")
+    assert told["value"] == "i" and "external_data=False" in told["repair"] and "automap strip" in told["repair"]
 
 
 def test_bodies_and_models_beyond_the_limits_are_refused(

@@ -14,6 +14,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from tiny_file import linear
 
 import agents
 from automap.device_kinds import known_devices, own_folder
@@ -558,26 +559,10 @@ def test_a_file_with_a_function_imports_what_lies_beside_it(
 def test_a_model_with_its_weights_is_read_without_them(
     layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Weights in a file beside the model (which need not even be there), and a file larger than any upload may be."""
-    import onnx
-    from onnx import TensorProto, helper
-
+    """Weights in a file beside the model (which need not even be there), and a file too large to be read as it is."""
     rows = 64 if layout == "beside" else 20 << 10
-    weight = TensorProto(name="w", dims=[rows, 1024], data_type=TensorProto.FLOAT)
-    if layout == "inside":
-        weight.raw_data = bytes(rows * 1024 * 4)
-    else:
-        weight.data_location = TensorProto.EXTERNAL
-        weight.external_data.add(key="location", value="weights.bin")
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])],
-        "linear",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, rows])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 1024])],
-        [weight],
-    )
     path = tmp_path / "linear.onnx"
-    path.write_bytes(onnx.ModelProto.SerializeToString(helper.make_model(graph)))
+    path.write_bytes(linear(rows, is_beside=layout == "beside"))
     assert (path.stat().st_size > 64 << 20) == (layout == "inside")
     assert main(["inspect", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["num_parameters"] == rows * 1024

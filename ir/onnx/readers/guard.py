@@ -56,6 +56,21 @@ def parse(data: bytes, limits: Limits | None = None) -> onnx.ModelProto:
     if not data:
         raise refuse("the file is empty", "0 bytes", "Send the bytes of an ONNX file.")
     check_size(len(data), limits.max_bytes)
+    model = message(data)
+    if not model.HasField("graph") or not (model.ir_version or len(model.opset_import)):
+        repair = "Send the bytes of an ONNX file."
+        raise refuse("the file is not an ONNX model", f"{len(data)} bytes without a graph", repair)
+    check(model, limits)
+    return model
+
+
+def message(data: bytes) -> onnx.ModelProto:
+    """The message that protobuf reads from the bytes of a file, unchecked.
+
+    Raises:
+        ModelError: the bytes are no such message.
+        ModelTooExpensive: the message takes more memory than there is.
+    """
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)
@@ -65,10 +80,6 @@ def parse(data: bytes, limits: Limits | None = None) -> onnx.ModelProto:
         if "alloc" in str(error):  # in protobuf's message for a failed allocation
             raise _needs_memory(data) from None
         raise not_onnx(data, str(error)) from None
-    if not model.HasField("graph") or not (model.ir_version or len(model.opset_import)):
-        repair = "Send the bytes of an ONNX file."
-        raise refuse("the file is not an ONNX model", f"{len(data)} bytes without a graph", repair)
-    check(model, limits)
     return model
 
 

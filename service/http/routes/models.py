@@ -10,6 +10,7 @@ import contextlib
 import errno
 import hashlib
 import tempfile
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import IO, Annotated, cast
@@ -18,6 +19,7 @@ import anyio
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
+from ir.onnx.sandbox import needs_strip, strip_upload
 from service.dims import parse_batch_dims, parse_dims
 from service.http import openapi, quotas
 from service.http.etag import UNCHANGED, IfNoneMatch, answer
@@ -30,6 +32,9 @@ from service.jobs.run_job import JobRequest, ModelOptions, import_file
 from service.jobs.store import Store
 from service.problems import limit
 from service.settings import Settings
+
+STRIPS = threading.BoundedSemaphore(1)
+"""To be held while weights are taken out of an upload: this takes several times the memory of the file."""
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
 
@@ -163,10 +168,14 @@ def _import_and_store(file: IO[bytes], options: ModelOptions, store: Store, sett
         """The request under the name that jobs give the model."""
         return replace(request, model=replace(options, name=name))
 
+    stripped = b""
+    if needs_strip(file):
+        with STRIPS:
+            stripped = strip_upload(file, parameters=options.parameters)
     # A few at a time: each takes a few hundred MB, here and in a process of its own.
     with graphs.IMPORTS:
         file.seek(0)
-        data = file.read()
+        data = stripped or file.read()
         known = store.model(hashlib.sha256(data).hexdigest())
         if known is not None and options.name in ("", known.name):
             # The same file again, as of someone who submits it again and again.
