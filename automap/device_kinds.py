@@ -26,7 +26,8 @@ MAX_DEVICES = 65536
 Count = Annotated[int, Range(1, MAX_DEVICES)]
 """A number of devices, hosts or network interfaces."""
 MOST_NICS = 32
-"""More network interfaces than one host has (datasheets: 24 in a server of Gaudi 3); a rack of NVL72 has 72."""
+"""More network interfaces than one host has (datasheets: 24 in a server of Gaudi 3); a rack of NVL72 has 72, a slice of
+TPU v5e up to 256."""
 LEAST_RATE = 1e-6
 """Least rate that is read, in TFLOP/s or GB/s (assumed)."""
 Rate = Annotated[float, Range(LEAST_RATE, 1e6)]
@@ -50,7 +51,7 @@ class Device:
     intra_node_link: str
     inter_node_link: str
     nics_per_node: Count
-    """Network interfaces of a host; of a kind that fills racks, of a whole rack, see `nics_of`."""
+    """Network interfaces of a host; of a kind that fills racks or slices, of the largest of these, see `nics_of`."""
     num_multiprocessors: Annotated[int, Range(1, 1_000_000)] = 108
     """Number of multiprocessors; each computes one tile of a matrix product at a time."""
     cache_MB: Annotated[float, Range(0, 1e6)] = 40.0  # noqa: N815
@@ -98,7 +99,8 @@ class Device:
     def nics_of(self, num_devices: int) -> int:
         """Network interfaces of a host with some number of these devices.
 
-        In a rack that is one NVLink domain each device has an interface of its own, also in a smaller part of it.
+        In a rack that is one NVLink domain, and in a slice of TPUs, each device has an interface of its own, also in a
+        smaller part of it.
         """
         return num_devices if self.nics_per_node > MOST_NICS else self.nics_per_node
 

@@ -111,12 +111,12 @@ def test_groups_inside_a_host_see_its_own_link_and_share_the_nic_between_hosts()
     )
 
 
-@pytest.mark.parametrize("kind", ["GB200", "GB300"])
+@pytest.mark.parametrize("kind", ["GB200", "GB300", "TPU-v5p", "TPU-v5e"])
 @pytest.mark.parametrize("devices", [1, 4, 8, 36, 72])
-def test_a_part_of_a_rack_has_one_network_interface_for_each_device(kind, devices):
+def test_a_part_of_a_rack_or_slice_has_one_network_interface_for_each_device(kind, devices):
     cluster = parse_cluster(f"2x{devices}x{kind}")
     assert [node.nics for node in cluster.nodes] == [devices] * len(cluster.nodes)
-    # A device sends at the rate of its own interface, however small its part of the rack is.
+    # A device sends at the rate of its own interface, however small its part of the rack or slice is.
     link = cluster.links[cluster.nodes[0].inter_node_link]
     assert group_link(cluster, [0, devices]).bytes_per_s == pytest.approx(link.bytes_per_s)
 
