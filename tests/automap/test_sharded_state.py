@@ -1,4 +1,4 @@
-"""Bytes of a parameter that ZeRO 3 shards, against what FSDP2 and AdamW hold."""
+"""ZeRO 3: the bytes of a parameter, against what FSDP2 and AdamW hold, and the time of its gathers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ import torch.distributed as dist
 from small_graphs import build_mlp
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from automap.price.evaluator import Evaluator
+from automap.problem import Problem
 from automap.space.space import PlanSpace
+from automap.space.stated_strategy import Strategy, hand_made
 from automap.space.templates import megatron_signatures
+from ir import zoo
 
 
 @pytest.fixture
@@ -51,3 +55,17 @@ def test_shards_of_converted_weights_are_their_masters(
     found = sum(float(row[name]) for name in ("parameter_bytes", "gradient_bytes", "optimizer_bytes"))
     assert found == (held_bytes if converts else sum(s.problem.state_bytes)) * graph.num_parameters / 4
     assert held_bytes == 16.0
+
+
+@pytest.mark.parametrize("trainer", ["fsdp", "ddp", "automap-modules", "torchtitan"])
+def test_fsdp_gathers_a_block_while_another_computes(trainer: str) -> None:
+    """FSDP prefetches in both passes. So where compute takes far longer, less than half of what it moves is exposed:
+    weights twice, and gradients, all of two bytes or more."""
+    graph = zoo.build("llama:layers=4,hidden=4096,heads=32,seq_len=4096,vocab_size=1000")
+    evaluator = Evaluator(Problem.build(graph, "8xH100", {"global_batch": 64, "trainer": trainer}))
+    lowered = hand_made(evaluator, Strategy(zero=3, micro_batch=8))
+    row = evaluator.evaluate(lowered).ranks[0]
+    moved_s = 7 / 8 * graph.num_parameters * (2 + 2 + 2) / 450e9  # at the line rate of NVLink
+    exposed_s = sum(row.comm_s.tolist())
+    assert row.compute_s > 10 * moved_s
+    assert exposed_s < moved_s / 2
