@@ -26,7 +26,8 @@ import numpy as np
 from agents.incumbent import Incumbent
 from agents.planners.device_partition import partitions
 from agents.planners.list_schedule import Stages, list_schedule
-from agents.planners.stage_table import StageTable, Strategy, links_matrix, stepped_sizes, tiles_suffice
+from agents.planners.pair_links import PairLinks
+from agents.planners.stage_table import StageTable, Strategy, stepped_sizes, tiles_suffice
 from agents.planners.staged_plan import StagedPlan, data_parallel, fastest_staged, lower_staged, price_staged
 from agents.searcher import SearchResult, SearchTask
 from automap.arrays import Floats
@@ -45,8 +46,10 @@ MOST_ACTIONS = 20_000
 
 def recursive_order(space: PlanSpace) -> Order:
     """The order of the devices by recursive minimum cuts; of very large clusters that of their numbers."""
-    matrix = links_matrix(space)
-    return min_cut_order(matrix) if len(matrix) <= MAX_CUT else tuple(range(len(matrix)))
+    cluster = space.problem.cluster
+    if cluster.num_devices > MAX_CUT:
+        return tuple(range(cluster.num_devices))
+    return min_cut_order(PairLinks(cluster).matrix())
 
 
 def plans(incumbent: Incumbent, order: Order, num_micro_batches: int) -> Iterator[StagedPlan]:

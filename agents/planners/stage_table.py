@@ -9,23 +9,21 @@ A span is consecutive units. Units: seconds, bytes.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from agents.planners.device_partition import Partition
+from agents.planners.pair_links import PairLinks
 from agents.planners.span_costs import SpanCosts
 from agents.planners.staged_plan import StageChoice, StagedPlan, data_parallel
 from agents.planners.unit_profile import UnitsInOrder
 from automap.arrays import Floats, Ints
 from automap.bounds.known_plans import priced_templates
-from automap.cluster import Cluster
-from automap.group_links import group_link
 from automap.price.lowered_plan import spread
 from automap.space.device_order import Order
 from automap.space.mesh_shapes import FEW_TIMES
@@ -113,7 +111,7 @@ class StageTable:
         self.space, self.order, self.strategies, self.zero = space, order, strategies, zero
         self.num_micro_batches, self.holds, self.partly = num_micro_batches, holds, partly
         self.samples = space.problem.training.global_batch // num_micro_batches
-        self.matrix: Floats = links_matrix(space) if known is None else known.matrix
+        self.links: PairLinks = PairLinks(space.problem.cluster) if known is None else known.links
         self._spans: dict[object, SpanCosts] = {} if known is None else known._spans
         self._units: dict[Strategy, UnitsInOrder] = {} if known is None else known._units
         self._at: dict[tuple[int, int, Strategy], SpanCosts] = {}
@@ -122,6 +120,7 @@ class StageTable:
         self._asked: dict[tuple[int, int, int], tuple[Floats, Ints, Ints]] = {}
         self._possible: dict[int, list[int]] = {}
         self._rates: dict[tuple[int, int, int], float] = {}
+        self._least: dict[tuple[int, int], float] = {}
         self._kinds: dict[tuple[int, int], tuple[frozenset[int], bytes]] = {}
         self._sent: dict[tuple[int, int], tuple[float, float]] = {}
         self.entries = 0
@@ -129,8 +128,13 @@ class StageTable:
     @property
     def sizes(self) -> list[int]:
         """Numbers of devices of a stage with which some strategy is possible: every rank has a sample."""
-        found = range(1, len(self.order) + 1)
-        return [size for size in found if any(strategy.fits(size, self.samples) for strategy in self.strategies)]
+        found = set[int]()
+        for strategy in self.strategies:
+            most = min(len(self.order), self.samples * strategy.tp)
+            found.update(
+                size for size in range(strategy.tp, most + 1, strategy.tp) if strategy.fits(size, self.samples)
+            )
+        return sorted(found)
 
     def devices(self, place: int, size: int) -> tuple[int, ...]:
         """The devices of a stage."""
@@ -165,26 +169,15 @@ class StageTable:
         """Least bandwidth from the devices at places `first` to `middle` - 1 to those at `middle` to `last` - 1."""
         key = (first, middle, last)
         if key not in self._rates:
-            between = self.matrix[np.ix_(self.order[first:middle], self.order[middle:last])]
-            self._rates[key] = float(between[between > 0.0].min(initial=np.inf))
+            senders, receivers = np.array(self.order[first:middle]), np.array(self.order[middle:last])
+            self._rates[key] = self.links.least_to(senders, receivers)
         return self._rates[key]
 
     def least_rate(self, place: int, size: int) -> float:
         """Least bandwidth between any two of `size` devices from a place of the order, in bytes/s."""
-        return float(self._least_within[size - 1][place])
-
-    @functools.cached_property
-    def _least_within(self) -> list[Floats]:
-        """One array for each number of devices from 1: [places] `least_rate` of as many devices from each place."""
-        between = self.matrix[np.ix_(self.order, self.order)]
-        between = np.where(between > 0.0, between, np.inf)
-        between = np.minimum(between, between.T)
-        found: list[Floats] = [np.full(len(between), np.inf)]
-        for size in range(2, len(between) + 1):
-            # All pairs but the first and the last device are within the devices without either of these two.
-            shorter, ends = found[-1], np.diagonal(between, size - 1)
-            found.append(np.minimum(np.minimum(shorter[:-1], shorter[1:]), ends))
-        return found
+        if (place, size) not in self._least:
+            self._least[place, size] = self.links.least_within(np.array(self.devices(place, size)))
+        return self._least[place, size]
 
     def seconds(self, behind: int, place: int, size: int) -> Floats:
         """[units + 1, units + 1] seconds of each span for a micro-batch, see `StageSeconds`: both passes, transfers
@@ -298,37 +291,6 @@ class StageTable:
         return StagedPlan(
             stages=tuple(found), num_micro_batches=self.num_micro_batches, schedule=schedule, zero=self.zero
         )
-
-
-def links_matrix(space: PlanSpace) -> Floats:
-    """[devices, devices] bandwidth between two devices in bytes/s: measured, or that of the link between them."""
-    cluster = space.problem.cluster
-    return _of_pairs(cluster, lambda one, other: group_link(cluster, (one, other)).bytes_per_s)
-
-
-def _of_pairs(cluster: Cluster, rate: Callable[[int, int], float]) -> Floats:
-    """[devices, devices] bytes/s between two devices: measured, or `rate` of them, which must depend only on the kinds
-    of their hosts and on whether these are one host or two."""
-    if cluster.bandwidth_GBps is not None:
-        return np.array(cluster.bandwidth_GBps) * 1e9 * (1.0 - np.eye(cluster.num_devices))
-    # Devices whose hosts are of the same kinds, on one host or on two, have the same link.
-    kinds, of_hosts = np.unique(cluster.alike, return_inverse=True)
-    firsts = np.searchsorted(cluster.places, np.arange(len(cluster.hosts)))
-    within, between = np.zeros(len(kinds)), np.zeros((len(kinds), len(kinds)))
-    for kind in range(len(kinds)):
-        hosts = np.flatnonzero(of_hosts == kind)
-        first = int(firsts[hosts[0]])
-        if cluster.hosts[hosts[0]].num_devices > 1:
-            within[kind] = rate(first, first + 1)
-        for other in range(len(kinds)):
-            others = np.flatnonzero((of_hosts == other) & (np.arange(len(of_hosts)) != hosts[0]))
-            if len(others):
-                between[kind, other] = rate(first, int(firsts[others[0]]))
-    of_devices = of_hosts[cluster.places]
-    is_near = cluster.places[:, None] == cluster.places
-    found: Floats = np.where(is_near, within[of_devices, None], between[of_devices[:, None], of_devices])
-    np.fill_diagonal(found, 0.0)
-    return found
 
 
 def megatron_strategies(space: PlanSpace) -> list[Strategy]:

@@ -9,12 +9,9 @@ from small_clusters import cluster_with
 
 from agents import Budget, search
 from agents.planners.span_costs import SpanCosts
-from agents.planners.stage_table import links_matrix
 from agents.planners.staged_plan import data_parallel
 from agents.planners.unit_profile import UnitsInOrder
-from automap.cluster import parse_cluster
 from automap.errors import NothingFits
-from automap.group_links import group_link
 from automap.plan import Plan
 from automap.price.estimate import price
 from automap.price.lowered_plan import RECOMPUTE_MODES
@@ -112,12 +109,3 @@ def test_spans_recompute_as_few_units_as_fit():
                 own = sum(passes[m, u] for m, u in zip(of_units, range(first, last), strict=True))
                 assert own == pytest.approx(seconds[first, last]) and len(set(of_units)) == 2
     assert mixed > 10
-
-
-def test_links_are_those_of_each_pair():
-    cluster = parse_cluster("2x2xV100-16GB+1x3xA100@25Gbit")
-    matrix = links_matrix(PlanSpace(Problem.build(zoo.build(MODEL), cluster, {"global_batch": 64})))
-    assert not np.diag(matrix).any()
-    for one, other in itertools.permutations(range(cluster.num_devices), 2):
-        assert matrix[one, other] == group_link(cluster, (one, other)).bytes_per_s
-    assert len(np.unique(matrix)) > 3

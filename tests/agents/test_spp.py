@@ -9,9 +9,10 @@ import pytest
 from agents import Budget, search
 from agents.planners.device_partition import partitions
 from agents.planners.list_schedule import Stages, list_schedule
+from agents.planners.pair_links import PairLinks
 from agents.planners.span_costs import SpanCosts
 from agents.planners.spp import recursive_order
-from agents.planners.stage_table import StageTable, links_matrix, megatron_strategies
+from agents.planners.stage_table import StageTable, megatron_strategies
 from agents.planners.staged_plan import StageChoice, StagedPlan, data_parallel, lower_staged
 from agents.planners.unit_profile import UnitsInOrder
 from automap.cluster import parse_cluster
@@ -42,7 +43,7 @@ def test_the_slowest_link_of_every_stage_is_that_of_brute_force(mlp):
     space = PlanSpace(Problem.build(mlp([64, 64, 64, 64]), on_matrix(rates), {"global_batch": 36}))
     order = tuple(rng.permutation(9).tolist())
     table = StageTable(space, order, 1, megatron_strategies(space))
-    matrix = links_matrix(space)
+    matrix = PairLinks(space.problem.cluster).matrix()
     for size in range(1, 10):
         for place in range(10 - size):
             pairs = itertools.permutations(order[place : place + size], 2)
