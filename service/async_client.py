@@ -68,9 +68,11 @@ class AsyncAutomapClient:
         batch_dims: Mapping[str, int | None] | None = None,
     ) -> Document:
         """Uploads an ONNX file, see `AutomapClient.upload_model`."""
-        return await self._send(
-            calls.upload_model(model, name=name, dims=dims, parameters=parameters, batch_dims=batch_dims)
+        # In a thread, since a file may be large.
+        call = await asyncio.to_thread(
+            calls.upload_model, model, name=name, dims=dims, parameters=parameters, batch_dims=batch_dims
         )
+        return await self._send(call)
 
     async def submit(
         self, model: str, cluster: str | Mapping[str, Any], training: Mapping[str, Any], **options: Any

@@ -111,6 +111,13 @@ def export(job_id: str, target: str) -> Call:
     return get(job_path(job_id, f"/exports/{quote(target, safe='')}"))
 
 
+def _file(path: Path, parameters: tuple[str, ...]) -> bytes:
+    # Here, for most calls send no file.
+    from service.model_files import read_model_file
+
+    return read_model_file(path, parameters)
+
+
 def upload_model(
     model: bytes | Path,
     *,
@@ -120,7 +127,7 @@ def upload_model(
     batch_dims: Mapping[str, int | None] | None,
 ) -> Call:
     """See `AutomapClient.upload_model`."""
-    data = model if isinstance(model, bytes) else model.read_bytes()
+    data = model if isinstance(model, bytes) else _file(model, tuple(parameters))
     query: list[tuple[str, str]] = [("name", name)]
     query += [("dim", f"{key}={size}") for key, size in (dims or {}).items()]
     query += [("parameters", glob) for glob in parameters]

@@ -74,7 +74,8 @@ class AutomapClient:
         """Uploads an ONNX file.
 
         Args:
-            model: bytes or path of the file.
+            model: bytes or path of the file. Of a file of more than 64 MiB, and of one whose weights are in other files
+                beside it, the weights are taken out here, and only the rest is sent.
             name: name for people; empty = the name of the graph.
             dims: sizes of symbolic dims.
             parameters: globs over graph inputs that are parameters.

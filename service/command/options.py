@@ -299,7 +299,7 @@ def read_model(
     globs = tuple(parameters or ())
     options = ModelOptions(dims=parse_dims(dim or []), batch_dims=parse_batch_dims(batch_dim or []), parameters=globs)
     if not model:
-        from service.command.model_files import MODEL_FORMS
+        from service.model_files import MODEL_FORMS
 
         raise ModelError("no model", field="model", value=model, repair=MODEL_FORMS)
     if model.startswith("zoo:"):
@@ -315,7 +315,7 @@ def read_model(
         data, name = export_source(model)
         options = replace(options, name=name)
     else:
-        from service.command.model_files import read_model_file
+        from service.model_files import read_model_file
 
         data, options = read_model_file(Path(model), globs), replace(options, name=Path(model).stem)
     return Job(data, JobRequest(cluster=None, training={}, model=options))

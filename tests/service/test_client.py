@@ -4,12 +4,16 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
+import onnx
 import pytest
 import redis
 import service_work
+from tiny_file import mlp
 
 from automap.errors import ClusterError, ModelError, NothingFits, UserError
 from service import calls
@@ -34,6 +38,23 @@ def automap(api: httpx.Client) -> Iterator[AutomapClient]:
 def job(automap: AutomapClient, light: Callable[[str], bytes]) -> dict[str, Any]:
     model = automap.upload_model(light("squeezenet"), name="net")
     return automap.submit(model["id"], "8xV100-16GB", TRAINING, budget=7)
+
+
+def test_a_file_is_sent_without_weights_but_with_small_constants_beside_it(
+    automap: AutomapClient, tmp_path: Path
+) -> None:
+    """As `torch.onnx.export` writes them by default: all tensors in a file beside the graph."""
+    made = onnx.load_from_string(mlp())
+    made.graph.initializer.append(onnx.numpy_helper.from_array(np.array([2, 0]), "i"))
+    made.graph.node.add(op_type="Gather", input=["y", "i"], output=["z"]).attribute.append(
+        onnx.helper.make_attribute("axis", 1)
+    )
+    made.graph.output[0].name, made.graph.output[0].type.tensor_type.shape.dim[1].dim_value = "z", 2
+    path = tmp_path / "model.onnx"
+    onnx.save(made, path, save_as_external_data=True, location="model.onnx.data", size_threshold=0)
+    with pytest.raises(ModelError, match="small constant"):
+        automap.upload_model(path.read_bytes())
+    assert automap.upload_model(path)["summary"]["num_parameters"] == 32
 
 
 def test_from_upload_to_plan(automap: AutomapClient, job: dict[str, Any], client: redis.Redis, search: Any) -> None:

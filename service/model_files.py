@@ -1,4 +1,4 @@
-"""Files of models that the command line reads and sends on."""
+"""Files of models that the command line and the clients read and send on."""
 
 from __future__ import annotations
 
