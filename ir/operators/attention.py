@@ -128,6 +128,9 @@ def rotary(ctx: Context) -> Result:
     rule = ctx.rule
     if x.batch_dim is None and any(ctx.has(i) and ctx.tensor(i).batch_dim == 0 for i in (1, 2, 3)):
         raise MissingBatch(0, 0)
+    for i, tensor in ctx.present[1:]:
+        if x.batch_dim == 0 and tensor.batch_dim is None and len(tensor.shape) == (2 if i == 3 else 3):
+            ctx.keep_one_sample(i)
     heads = ctx.int_attribute("num_heads", 0)
     rank = len(x.shape)
     if rank == 3:

@@ -237,3 +237,31 @@ def test_the_batch_is_asked_of_the_input_that_is_left():
     assert "--batch-dim h=1" in caught.value.repair
     loaded = load_model(data, batch_dims={"x": 1, "h": 1})
     assert [loaded.tensors[name].shape for name in "xhy"] == [(6, 1, 8), (2, 1, 4), (6, 1, 4)]
+
+
+@pytest.mark.parametrize("form", ["positions", "tables"])
+def test_a_rotary_embedding_at_positions_stored_for_each_sample(form):
+    """Three samples were exported: their positions, or their cosines and sines, are stored three times."""
+    samples, length, heads, size = 3, 5, 2, 8
+    angles = np.outer(np.arange(length), 0.5 ** np.arange(size // 2))
+    tables = [np.cos(angles), np.sin(angles)]
+    stored = {"w": np.ones((heads * size, heads * size))}
+    if form == "positions":
+        stored |= dict(zip(("cos", "sin"), tables, strict=True))
+        operands = ["h", "cos", "sin", "places"]
+    else:
+        stored |= {n: np.tile(t, (samples, 1, 1)) for n, t in zip(("cos", "sin"), tables, strict=True)}
+        operands = ["h", "cos", "sin"]
+    held = [numpy_helper.from_array(value.astype(np.float32), name) for name, value in stored.items()]
+    held.append(numpy_helper.from_array(np.tile(np.arange(length), (samples, 1)), "places"))
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("RotaryEmbedding", operands, ["y"], num_heads=heads),
+    ]
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, (samples, length, heads * size)) for n in "xy")
+    file = helper.make_model(helper.make_graph(nodes, "g", [x], [y], held), opset_imports=[helper.make_opsetid("", 23)])
+    graph = load_model(file.SerializeToString())
+    assert (graph.tensors["y"].shape, graph.tensors["y"].batch_dim) == ((1, length, heads * size), 0)
+    rotary = next(op for op in graph if op.kind == "RotaryEmbedding")
+    assert all(graph.tensors[name].shape[0] in (1, length) for name in rotary.inputs[1:])
+    assert graph.num_parameters == (heads * size) ** 2 and not graph.warnings

@@ -16,7 +16,7 @@ from ir.onnx.load import load_model
 node = helper.make_node
 SHAPES = {
     "wide": (16, 48), "wide_bias": (48,), "wq": (16, 16), "wk": (16, 8), "wv": (16, 8), "bq": (16,), "turned": (24, 16),
-    "straight": (16, 24), "sink": (4,), "bias": (1, 1, 6, 6),
+    "straight": (16, 24), "turned_bias": (24,), "sink": (4,), "bias": (1, 1, 6, 6),
     "words": (50, 16), "places": (6, 16), "kinds": (2, 16), "scale": (16,), "shift": (16,),
     "kernel": (4, 3, 3, 3), "kernel_bias": (4,), "last_kernel": (4, 3, 3, 16), "first_kernel": (4, 16, 3, 3),
 }  # fmt: skip
@@ -176,6 +176,32 @@ CASES = {
     ),
     "activation with bias": (
         [fused("BiasGelu", "x", "bq")], [node("Add", ["x", "bq"], ["b"]), node("Gelu", ["b"], ["y"])],
+    ),
+    "product with GELU": (
+        [fused("GemmFastGelu", "x", "straight", "turned_bias")],
+        [
+            node("MatMul", ["x", "straight"], ["m"]), node("Add", ["m", "turned_bias"], ["a"]),
+            node("Gelu", ["a"], ["y"], approximate="tanh"),
+        ],
+    ),
+    "product with activation": (
+        [fused("FusedMatMulActivation", "x", "turned", transB=1, alpha=0.5, activation="Relu")],
+        [
+            node("Transpose", ["turned"], ["w"], perm=[1, 0]), node("MatMul", ["x", "w"], ["m"]),
+            node("Constant", [], ["half"], value_float=0.5), node("Mul", ["m", "half"], ["s"]),
+            node("Relu", ["s"], ["y"]),
+        ],
+    ),
+    "softmax with mask": (
+        [fused("BiasSoftmax", "z", "bias", axis=-1, is_inner_broadcast=0)],
+        [node("Add", ["z", "bias"], ["a"]), node("Softmax", ["a"], ["y"], axis=-1)],
+    ),
+    "dropout with bias and residual": (
+        [fused("BiasDropout", "x", "bq", "x")],
+        [node("Add", ["x", "bq"], ["b"]), node("Add", ["b", "x"], ["y"])],
+    ),
+    "triangle": (
+        [PROJECTED[0], fused("Trilu", "q", upper=0)], [PROJECTED[0], node("Trilu", ["q"], ["y"], upper=0)],
     ),
     "embedding": (
         [fused("EmbedLayerNormalization", "ids", "segments", "words", "places", "kinds", "scale", "shift")],

@@ -1,6 +1,7 @@
 """ONNX Runtime's operator of a whole mixture of experts is read as the operators that it is made of."""
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from ort_oracle import compare
@@ -69,6 +70,39 @@ def test_parameters_and_flops_are_those_of_the_routed_tokens(settings, matrices,
     )
     assert graph.warnings == (BALANCED_LOAD,)
     assert (graph.tensors["y"].shape, graph.tensors["y"].batch_dim) == ((1, TOKENS, WIDTH), 0)
+
+
+@pytest.mark.parametrize("bits", (4, 8))
+@pytest.mark.parametrize("third", (False, True), ids=("two layers", "three layers"))
+def test_packed_weights_are_those_of_the_float_file(third, bits):
+    """`QMoE` has scales between the weights and the biases of a layer, and `8 / bits` weights in one byte."""
+    model = onnx.load_from_string(written(third=third, kind="silu"))
+    mixture = next(each for each in model.graph.node if each.op_type == "MoE")
+    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    operands = [*mixture.input[:2]]
+    for weight, bias in zip(mixture.input[2::2], [*mixture.input[3::2], ""], strict=False):
+        shape = tuple(stored[weight].dims)
+        packed = np.full((*shape[:2], shape[2] * bits // 8), 0x59, np.uint8)
+        stored[weight].CopyFrom(numpy_helper.from_array(packed, weight))
+        scales = numpy_helper.from_array(np.full(shape[:2], 0.1, np.float32), f"{weight} scales")
+        model.graph.initializer.append(scales)
+        operands += [weight, scales.name, bias]
+    del mixture.input[:]
+    mixture.input.extend(operands)
+    mixture.op_type = "QMoE"
+    mixture.attribute.append(helper.make_attribute("expert_weight_bits", bits))
+    graph, floats = load_model(model.SerializeToString()), load_model(written(third=third, kind="silu"))
+    assert graph.operators == floats.operators
+    assert {t.name: t.shape for t in graph.parameters} == {t.name: t.shape for t in floats.parameters}
+    assert len(graph.warnings) == 2 and "quantised" in graph.warnings[0]
+
+
+def test_packed_weights_that_are_computed_are_refused():
+    model = onnx.load_from_string(written())
+    mixture = next(each for each in model.graph.node if each.op_type == "MoE")
+    mixture.op_type = "QMoE"
+    with pytest.raises(ModelError, match="weights of a QMoE are not stored"):
+        load_model(model.SerializeToString())
 
 
 @pytest.mark.parametrize("merged", (False, True), ids=("by sample", "merged"))

@@ -241,6 +241,8 @@ def integers(form: str) -> tuple[list, list]:
         "v": np.ones((96, 64), np.int8), "b": np.ones(96, np.float32), "u": np.asarray(0, np.uint8),
         "packed": np.ones((96, 1, 16), np.uint8), "packed v": np.ones((64, 3, 16), np.uint8),
         "blocks": np.ones((96, 1), np.float32), "blocks v": np.ones((64, 3), np.float32),
+        "nf4": np.ones(8 * 96 // 2, np.uint8), "nf4 v": np.ones(96 * 64 // 2, np.uint8),
+        "nf4 scales": np.ones(8 * 96 // 32, np.float32),
     }  # fmt: skip
 
     def dynamic(x: str, w: str, y: str) -> list:
@@ -256,6 +258,7 @@ def integers(form: str) -> tuple[list, list]:
         return node(kind, inputs, [y], domain="com.microsoft", **attributes)
 
     relu = node("Relu", ["h"], ["r"])
+    bits = {"quant_type": 1, "block_size": 32}
     nodes = {
         "dynamic": [*dynamic("x", "w", "a"), node("Add", ["a", "b"], ["h"]), relu, *dynamic("r", "v", "y")],
         "fused": [ort("DynamicQuantizeMatMul", ["x", "w", "s", "z", "b"], "h"), relu,
@@ -269,12 +272,15 @@ def integers(form: str) -> tuple[list, list]:
                    node("DequantizeLinear", ["yq", "s", "u"], ["y"])],
         "in blocks": [ort("MatMulNBits", ["x", "packed", "blocks", "", "", "b"], "h", K=8, N=96, bits=4, block_size=32),
                       relu, ort("MatMulNBits", ["r", "packed v", "blocks v"], "y", K=96, N=64, bits=4, block_size=32)],
+        "bitsandbytes": [ort("MatMulBnb4", ["x", "nf4", "nf4 scales"], "a", K=8, N=96, **bits),
+                         node("Add", ["a", "b"], ["h"]), relu,
+                         ort("MatMulBnb4", ["r", "nf4 v", "nf4 scales"], "y", K=96, N=64, **bits)],
     }[form]  # fmt: skip
     read = {name for each in nodes for name in each.input}
     return nodes, [numpy_helper.from_array(value, name) for name, value in held.items() if name in read]
 
 
-@pytest.mark.parametrize("form", ["dynamic", "fused", "static", "in blocks"])
+@pytest.mark.parametrize("form", ["dynamic", "fused", "static", "in blocks", "bitsandbytes"])
 def test_arithmetic_on_integers_is_that_of_the_floats(form):
     data = model(*integers(form))
     quantised, floats = load_model(data), load_model(model(PLAIN, STORED))

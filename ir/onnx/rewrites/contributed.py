@@ -188,6 +188,31 @@ def _gelu(approximate: str) -> Callable[[_Written], None]:
     return write
 
 
+def _gemm_gelu(to: _Written) -> None:
+    """GELU of a product and an optional bias."""
+    product = to.sum(to.add("MatMul", [to.operand(0), to.operand(1)]), to.operand(2))
+    to.add("Gelu", [product], to.node.outputs[0], approximate="tanh")
+
+
+def _bias_softmax(to: _Written) -> None:
+    """Softmax of the sum of scores and a mask."""
+    to.add("Softmax", [to.sum(to.operand(0), to.operand(1))], to.node.outputs[0], axis=to.attribute("axis", 1))
+
+
+def _bias_dropout(to: _Written) -> None:
+    """Operands: a tensor, its bias, and an optional residual stream. The Dropout itself is left out, as all are."""
+    to.add("Identity", [to.sum(*(to.operand(i) for i in range(3)))], to.node.outputs[0])
+
+
+def _same(kind: str) -> Callable[[_Written], None]:
+    """A standard operator of the same operands and attributes."""
+
+    def write(to: _Written) -> None:
+        to.add(kind, to.node.inputs, to.node.outputs[0], **to.node.attributes)
+
+    return write
+
+
 def _swiglu(to: _Written) -> None:
     """Operands: a gate, and the values that it multiplies."""
     to.add("Mul", [to.add("Swish", [to.operand(0)], **to.attributes_of("alpha")), to.operand(1)], to.node.outputs[0])
@@ -226,12 +251,16 @@ def _group_norm(skip: int) -> Callable[[_Written], None]:
 
 
 def _product(to: _Written) -> None:
-    """A scaled product of operands that may be transposed; `with_turns` adds the transposes once ranks are known."""
+    """A scaled product of operands that may be transposed, followed by an activation if the node has one; `with_turns`
+    adds the transposes once ranks are known."""
     turns = {name: 1 for name in TURNS if to.attribute(name)}
-    alpha = float(to.attribute("alpha", 1.0))
-    product = to.add("FusedMatMul" if turns else "MatMul", to.node.inputs, to.node.outputs[0] * (alpha == 1.0), **turns)
+    alpha, activation = float(to.attribute("alpha", 1.0)), str(to.attribute("activation", ""))
+    last = "" if activation else to.node.outputs[0]
+    result = to.add("FusedMatMul" if turns else "MatMul", to.node.inputs, last * (alpha == 1.0), **turns)
     if alpha != 1.0:
-        to.add("Mul", [product, to.add("Constant", (), value_float=alpha)], to.node.outputs[0])
+        result = to.add("Mul", [result, to.add("Constant", (), value_float=alpha)], last)
+    if activation:
+        to.add(activation, [result], to.node.outputs[0])
 
 
 def with_turns(node: Node, ranks: Sequence[int]) -> list[Node]:
@@ -280,7 +309,8 @@ def _last_channels(to: _Written) -> None:
 STANDARD: dict[str, Callable[[_Written], None]] = {
     "Attention": _attention, "MultiHeadAttention": _multi_head, "GroupQueryAttention": _grouped,
     "RotaryEmbedding": _rotary, "EmbedLayerNormalization": _embedding, "FusedMatMul": _product,
-    "TransposeMatMul": _product, "BiasAdd": _bias_add, "BiasSplitGelu": _split_gelu,
+    "TransposeMatMul": _product, "FusedMatMulActivation": _product, "GemmFastGelu": _gemm_gelu, "Trilu": _same("Trilu"),
+    "BiasSoftmax": _bias_softmax, "BiasDropout": _bias_dropout, "BiasAdd": _bias_add, "BiasSplitGelu": _split_gelu,
     "GroupNorm": _group_norm(0), "SkipGroupNorm": _group_norm(3),
     "NhwcConv": _last_channels, "NhwcFusedConv": _last_channels,
     "FusedConv": _activated("Conv", 3), "FusedGemm": _activated("Gemm", 3),

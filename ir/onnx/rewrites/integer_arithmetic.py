@@ -2,7 +2,8 @@
 
 ONNX Runtime's tools write them: `quantize_static` without QDQ (`QLinearConv`), `quantize_dynamic` (`MatMulInteger`
 between `DynamicQuantizeLinear` and the product of the scales), its optimiser (`DynamicQuantizeMatMul`), and the
-quantisation of weights in blocks (`MatMulNBits`), in which files of language models are published.
+quantisation of weights in blocks (`MatMulNBits`, and `QMoE` for mixtures of experts), in which files of language models
+are published.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ FLOAT_KINDS: Mapping[str, tuple[str, tuple[int, ...]]] = {
 }  # fmt: skip
 """Kind -> the same on floats, and the positions of its operands (ONNX operator set 28, ONNX Runtime's contrib operators
 1.23). The operands between are scales and zeros."""
-IN_BLOCKS = ("MatMulNBits", "GatherBlockQuantized")
+IN_BLOCKS = ("MatMulNBits", "MatMulBnb4", "GatherBlockQuantized")
 """Kinds that read weights packed into bytes, with one scale per block."""
-INTEGER_KINDS = frozenset({*FLOAT_KINDS, *IN_BLOCKS, "QLinearConcat", "DynamicQuantizeLinear"})
+QUANTISED_EXPERTS = "QMoE"
+"""The kind of a mixture of experts whose weights are packed into bytes."""
+INTEGER_KINDS = frozenset({*FLOAT_KINDS, *IN_BLOCKS, QUANTISED_EXPERTS, "QLinearConcat", "DynamicQuantizeLinear"})
 """All kinds that this module replaces."""
-INTEGERS_ALONE = ("channels_last",)
+INTEGERS_ALONE = ("channels_last", "expert_weight_bits", "block_size")
 """Attributes that the corresponding float kinds do not have."""
 
 
@@ -101,6 +104,8 @@ def _on_floats(
         raise refuse("an operator on integers has its channels last", node.name or node.outputs[0], repair)
     if kind in IN_BLOCKS:
         return _unpacked(node, kind, stored, origins, marked=marked)
+    if kind == QUANTISED_EXPERTS:
+        return [_float_experts(node, stored, origins, marked=marked)]
     if kind == "QLinearConcat":
         wanted, given = "Concat", node.inputs[2::3]
     else:
@@ -133,7 +138,7 @@ def _unpacked(
     node: Node, kind: str, stored: dict[str, Stored], origins: Callable[[str], set[str]], *, marked: bool
 ) -> list[Node]:
     """A product or a look-up of a matrix `[rows, columns]` of floats in place of one of packed numbers."""
-    places = (1, 2) if kind == "MatMulNBits" else (0, 2)
+    places = (0, 2) if kind == "GatherBlockQuantized" else (1, 2)
     found = sorted(origins(node.inputs[places[0]])) if len(node.inputs) > 2 else []
     if len(found) != 1 or found[0] not in stored or node.inputs[places[1]] not in stored:
         raise refuse(f"the weight of a {kind} is not stored", node.name or node.outputs[0], "Export the model again.")
@@ -150,7 +155,7 @@ def _unpacked(
         return [replace(node, kind="Gather", inputs=[weight, node.inputs[1]], attributes={"axis": 0})]
     sizes = [int(node.attributes.get(name, 0)) for name in ("N", "K")]
     if min(sizes) < 1:
-        raise refuse("a MatMulNBits has no sizes K and N", node.name or node.outputs[0], "Export the model again.")
+        raise refuse(f"a {kind} has no sizes K and N", node.name or node.outputs[0], "Export the model again.")
     _in_floats(weight, (sizes[0], sizes[1]), stored, marked=marked, dtype=scale.dtype)
     turned = f"{node.outputs[0]}#turned"
     bias = [name for name in node.inputs[5:6] if name]
@@ -158,6 +163,31 @@ def _unpacked(
         _in_floats(name, stored[name].shape if name in stored else (), stored, marked=marked, dtype=scale.dtype)
     product = replace(node, kind="MatMul", inputs=[node.inputs[0], turned, *bias], attributes={})
     return [Node("Transpose", [weight], [turned], {"perm": (1, 0)}, scope=node.scope), *_with_bias(product)]
+
+
+def _float_experts(node: Node, stored: dict[str, Stored], origins: Callable[[str], set[str]], *, marked: bool) -> Node:
+    """Replaces a QMoE by a MoE, whose weights `[experts, outputs, inputs]` are floats."""
+    per_byte = 8 // int(node.attributes.get("expert_weight_bits", 4))
+    given = [*node.inputs, *[""] * 11][:11]
+    kept = given[:2]
+    # Up to three layers, each with weights, scales and a bias.
+    for weight, scale, bias in (given[i : i + 3] for i in (2, 5, 8)):
+        kept += [weight, bias]
+        if not weight:
+            continue
+        found = sorted(origins(weight))
+        if len(found) != 1 or found[0] not in stored or scale not in stored or len(stored[found[0]].shape) != 3:
+            raise refuse(
+                "the weights of a QMoE are not stored", node.name or node.outputs[0], "Export the model again."
+            )
+        packed = stored[found[0]].shape
+        _in_floats(
+            found[0], (*packed[:-1], packed[-1] * per_byte), stored, marked=marked, dtype=stored[scale].dtype
+        )  # fmt: skip
+    while not kept[-1]:
+        kept.pop()
+    attributes = {name: value for name, value in node.attributes.items() if name not in INTEGERS_ALONE}
+    return replace(node, kind=node.kind.replace("QMoE", "MoE"), inputs=kept, attributes=attributes)
 
 
 def _in_floats(

@@ -22,8 +22,7 @@ from ir.onnx.readers.roles import MATRIX_POSITIONS
 from ir.onnx.rewrites.integer_arithmetic import left_out, on_floats, plain
 from ir.operators import Value
 
-REFUSED_KINDS = ("QLinear", "MatMulBnb4", "QAttention", "DynamicQuantizeLSTM", "QMoE", "QEmbedLayerNormalization",
-                 "QOrdered", "QNBitsMoE")  # fmt: skip
+REFUSED_KINDS = ("QLinear", "QAttention", "DynamicQuantizeLSTM", "QEmbedLayerNormalization", "QOrdered", "QNBitsMoE")
 """Beginnings of the names of rejected kinds, which compute with integers (ONNX Runtime's contrib operators 1.23)."""
 ROUNDING_KINDS = tuple(
     f"{domain}.{kind}"
