@@ -12,6 +12,7 @@ from ir.errors import ModelError, ask_for_batch, refuse
 from ir.graph import Tensor
 from ir.onnx.options import ReadOptions
 from ir.onnx.readers.nodes import Declared, Source
+from ir.onnx.readers.recurrent_batch import recurrent_places
 
 Dim = int | str
 
@@ -34,7 +35,7 @@ def add_inputs(builder: GraphBuilder, source: Source, options: ReadOptions) -> N
     used = {n for node in source.nodes for n in node.inputs}
     read = [(n, d) for n, d in source.inputs.items() if n in used or n in source.outputs]
     data = {n: d for n, d in read if roles[n] == "input"}
-    places = _batch_places(builder, data, source.outputs, options)
+    places = _batch_places(builder, data, source, options)
     _check_bound(read, places, dims)
     for name, declared in read:
         if declared.shape is None:
@@ -170,7 +171,7 @@ def _static_batch(sizes: Mapping[str, Dim], outputs: Mapping[str, Declared]) -> 
 
 
 def _batch_places(
-    builder: GraphBuilder, data: Mapping[str, Declared], outputs: Mapping[str, Declared], options: ReadOptions
+    builder: GraphBuilder, data: Mapping[str, Declared], source: Source, options: ReadOptions
 ) -> dict[str, int | None]:
     """The batch dim of each data input; also sets the exported batch size of `builder` (1 if it is symbolic)."""
     dims, batch_dims = options.get("dims") or {}, options.get("batch_dims") or {}
@@ -178,10 +179,15 @@ def _batch_places(
         if name not in data:
             repair = f"Data inputs are: {', '.join(data) or 'none'}."
             raise ModelError("no data input has this name", field=f"batch_dims.{name}", value=name, repair=repair)
+    recurrent = recurrent_places(source)
     places: dict[str, int | None] = {}
     for name, declared in data.items():
         rank = len(declared.shape or ())
-        place = batch_dims.get(name, _batch_place(declared.shape, dims) if rank else None)
+        usual = _batch_place(declared.shape, dims) if rank else None
+        defined, layer = recurrent.get(name, (usual, ""))
+        place = batch_dims.get(name, defined)
+        if name not in batch_dims and defined != usual:
+            builder.warnings.append(f"{name}: dim {place} is the batch, as the recurrent layer {layer} defines it")
         if place is not None and not 0 <= place < rank:
             repair = f"Give a dim from 0 to {rank - 1}, or null."
             raise ModelError(
@@ -192,7 +198,7 @@ def _batch_places(
     symbolic = {n for n, s in sizes.items() if isinstance(s, str)}
     # One input determines the batch size: one with a symbolic leading dim, else the first with an explicit batch dim.
     first = next((n for n in batch_dims if n in sizes and n not in symbolic), None)
-    batch = 1 if symbolic else int(sizes[first]) if first else _static_batch(sizes, outputs)
+    batch = 1 if symbolic else int(sizes[first]) if first else _static_batch(sizes, source.outputs)
     for name, place in list(places.items()):
         if place is None or name in batch_dims:
             continue
