@@ -95,7 +95,7 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
         if not any(map(_is_float, stored.values())):
             warnings += mark_weights(nodes, inputs)
     if is_pytorch or marked:
-        nodes = separate_batch_and_heads(unfolded(nodes, stored, inputs, marked=marked), stored)
+        nodes = separate_batch_and_heads(unfolded(nodes, stored, inputs), stored)
     if not marked:
         made += tied(nodes, stored, tensors) if is_pytorch else []
         made += tied_heads(nodes, stored, tensors)

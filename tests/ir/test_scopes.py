@@ -4,14 +4,16 @@ import functools
 import io
 import warnings
 
+import numpy as np
 import pytest
 import torch
+from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from automap.globs import select
 from ir.graph import Graph
 from ir.onnx.load import load_model
-from ir.onnx.readers.nodes import path_scope, scope_of, text_list
+from ir.onnx.readers.nodes import KIND_KEY, SCOPE_KEY, path_scope, scope_of, text_list
 
 LAYERS, WIDTH = 2, 8
 
@@ -130,3 +132,28 @@ def test_paths_of_the_older_exporter(name: str, scope: str):
 )
 def test_lists_of_the_newer_exporter(text: str, scope: str):
     assert scope_of(text_list(text)) == scope
+
+
+@pytest.mark.parametrize("has_bias", (False, True))
+def test_normalisations_are_found_again_where_all_weights_were_folded(has_bias):
+    """The newer exporter marks no weight that it computed: nothing is marked in a network of such layers alone."""
+    rng, nodes, stored, source, channels = np.random.default_rng(0), [], [], "x", 3
+    for i in range(2):
+        weight, bias, outputs = f"{i}.0.weight", f"{i}.0.{'' if has_bias else 'weight_'}bias", 4 + i
+        stored += [
+            numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), name)
+            for name, shape in ((weight, (outputs, channels, 3, 3)), (bias, (outputs,)))
+        ]
+        layer = helper.make_node("Conv", [source, weight, bias], [f"c{i}"], pads=[1] * 4)
+        path = str(["", str(i), f"{i}.1", "_native_batch_norm_legit_no_training"])
+        layer.metadata_props.add(key=SCOPE_KEY, value=path)
+        nodes += [layer, helper.make_node("Relu", [f"c{i}"], [f"r{i}"])]
+        source, channels = f"r{i}", outputs
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, (2, c, 8, 8)) for n, c in (("x", 3), ("r1", 5)))
+    x.metadata_props.add(key=KIND_KEY, value="USER_INPUT")
+    file = helper.make_model(helper.make_graph(nodes, "g", [x], [y], stored), producer_name="pytorch")
+    graph = load_model(file.SerializeToString())
+    assert [op.kind for op in graph if op.kind in ("Conv", "BatchNormalization")] == ["Conv", "BatchNormalization"] * 2
+    sizes = {"0.0.weight": 108, "1.0.weight": 180, "0.1.weight": 4, "0.1.bias": 4, "1.1.weight": 5, "1.1.bias": 5}
+    sizes |= {"0.0.bias": 4, "1.0.bias": 5} if has_bias else {}
+    assert {tensor.name: tensor.num_elements for tensor in graph.parameters} == sizes

@@ -298,20 +298,20 @@ def _channels(node: Node, weight: tuple[int | str, ...] | None) -> tuple[int | s
     return (weight[0] if node.kind == "Conv" or node.attributes.get("transB") else weight[1],)
 
 
-def unfolded(
-    nodes: list[Node], stored: dict[str, Stored], inputs: Mapping[str, Declared], *, marked: bool
-) -> list[Node]:
+def unfolded(nodes: list[Node], stored: dict[str, Stored], inputs: Mapping[str, Declared]) -> list[Node]:
     """Restores the batch normalisations that PyTorch's exporters fold into convolutions in evaluation mode.
 
     The older one renames weight and bias to `onnx::Conv_N` in this case only; whether the convolution had a bias of its
     own is not known, and none is assumed. The newer one leaves the name of the normalisation's operator on the node and
-    calls a bias that was not there before `WEIGHT_bias`.
+    calls a bias that was not there before `WEIGHT_bias`. It does not mark the weights that it computed, so that a file
+    of convolutions and normalisations alone has no marks at all.
     """
     found = []
     for node in nodes:
         weight, bias = ([*node.inputs[1:], "", ""])[:2]
-        if marked:
-            is_folded = node.kind in ("Conv", "ConvTranspose", "Gemm") and "batch_norm" in node.label
+        is_named = "batch_norm" in node.label
+        if is_named:
+            is_folded = node.kind in ("Conv", "ConvTranspose", "Gemm")
             has_bias = bool(bias) and not bias.endswith("weight_bias")
         else:
             is_folded = node.kind == "Conv" and all(n.startswith("onnx::Conv_") for n in (weight, bias))
@@ -321,7 +321,7 @@ def unfolded(
         if not is_folded or not all(n in stored or n in inputs for n in (weight, known)):
             found.append(node)
             continue
-        norm = node.scope if marked else f"{weight}.norm"
+        norm = node.scope if is_named else f"{weight}.norm"
         held = stored[known] if known in stored else inputs[known]
         shape = _channels(node, held.shape) if not bias else held.shape
         if shape is None or any(isinstance(s, str) for s in shape):
@@ -335,7 +335,7 @@ def unfolded(
             if name in stored:
                 stored[name].kind, stored[name].value = "PARAMETER", None
         before = f"{node.outputs[0]}#folded"
-        scope = weight.rpartition(".")[0] if marked else node.scope
+        scope = weight.rpartition(".")[0] if is_named else node.scope
         found.append(
             replace(node, inputs=node.inputs[: 3 if has_bias else 2], outputs=[before], scope=scope or node.scope)
         )
