@@ -6,15 +6,22 @@ given to torch's runtime as lists of actions, in the words that plans use (`auto
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
-from torch.distributed.pipelining._backward import stage_backward, stage_backward_input, stage_backward_weight
+from torch.distributed.pipelining._backward import (
+    construct_reverse_graph,
+    get_param_groups,
+    stage_backward,
+    stage_backward_input,
+    stage_backward_weight,
+)
 from torch.distributed.pipelining.schedules import RESHARD, UNSHARD, _Action, _PipelineScheduleRuntime
 
 from automap.plan import Plan
@@ -30,15 +37,15 @@ class _Stage(PipelineStage):
     Running statistics do not count the random samples with which torch finds the shapes of tensors. And zero-bubble
     schedules divide a backward pass into the gradients of the stage's input and those of its weights. If the input has
     no gradient, because all stages before are frozen, torch would compute no gradients of weights at all; and the
-    backward pass of compiled code cannot be divided. In both cases the first part is the whole pass, and the second
-    part does nothing.
+    backward pass of compiled code, or of weights that are used in several places, cannot be divided. In these cases the
+    first part is the whole pass, and the second part does nothing.
     """
 
     def backward_maybe_with_nosync(
         self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
     ) -> Any:
         """Runs a backward pass, or a part of one."""
-        if backward_type == "input" and not _comes_apart(self.submod, bwd_kwargs["input_values"]):
+        if backward_type == "input" and not _comes_apart(self.submod, bwd_kwargs):
             found, _ = super().backward_maybe_with_nosync("full", _as_whole(bwd_kwargs), last_backward)
             return found, []
         return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
@@ -57,12 +64,35 @@ def _as_whole(first_part: Mapping[str, Any]) -> dict[str, Any]:
     return {**first_part, "stage_output": outputs[0] if first_part["output_grads"] is None else outputs}
 
 
-def _comes_apart(stage: nn.Module, read: Sequence[Any]) -> bool:
-    """Whether torch can divide the backward pass of a stage into gradients of its inputs, `read`, and of its
-    weights."""
+def _pass(given: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    """The outputs of a stage, their gradients, and its inputs."""
+    return given["stage_output"], given["output_grads"], given["input_values"]
+
+
+def _comes_apart(stage: nn.Module, first_part: Mapping[str, Any]) -> bool:
+    """Whether torch can divide a backward pass of a stage into gradients of its inputs and of its weights.
+
+    Torch computes the gradient of a weight from the nodes in which the weight's graph meets that of the inputs, and
+    frees what is behind these. If there are several nodes, such as the first and the last product of a decoder whose
+    embedding is tied to its head, then whole layers are behind one of them, with the nodes of other weights.
+
+    Args:
+        stage: the modules of the stage.
+        first_part: the arguments of the first part of the pass.
+    """
     # What `nn.Module.compile` makes has no public name.
     is_compiled = any(part._compiled_call_impl is not None for part in stage.modules())
-    return not is_compiled and any(isinstance(x, Tensor) and x.requires_grad for x in read)
+    read = _nodes(first_part["input_values"])
+    if is_compiled or not read:
+        return False
+    graph = construct_reverse_graph(_nodes(first_part["stage_output"]))
+    groups = get_param_groups(read, _nodes(stage.parameters()), graph)
+    return all(len(group["intermediates"]) == 1 for group in groups)
+
+
+def _nodes(values: Iterable[Any]) -> list[Any]:
+    """The nodes of the backward graph that have made some tensors, or in which their gradients are added up."""
+    return [get_gradient_edge(x).node for x in values if isinstance(x, Tensor) and x.requires_grad]
 
 
 class _ScatteringStage(_Stage):
@@ -87,20 +117,16 @@ class _ScatteringStage(_Stage):
         self.submod.set_is_last_backward(not is_first_part)
         self.submod.set_reshard_after_backward(self._frees_weights)
         self.submod.set_requires_gradient_sync(not is_first_part)
-        is_whole = is_first_part and not _comes_apart(self.submod, bwd_kwargs["input_values"])
-        given = _as_whole(bwd_kwargs) if is_whole else bwd_kwargs
-        taken: list[Any] = [given.get(key) for key in ("stage_output", "output_grads", "input_values")]
-        outputs, gradients, inputs = taken
         if backward_type == "full":
-            return stage_backward(outputs, gradients, inputs), None
+            return stage_backward(*_pass(bwd_kwargs)), None
         for unit in self.submod.modules():
             if isinstance(unit, FSDPModule):
                 # Both parts need the weights: they look for them in the graph, and recompute with them.
                 unit.unshard()
-        if is_whole:
-            return stage_backward(outputs, gradients, inputs), []
+        if is_first_part and not _comes_apart(self.submod, bwd_kwargs):
+            return stage_backward(*_pass(_as_whole(bwd_kwargs))), []
         if is_first_part:
-            return stage_backward_input(outputs, gradients, inputs, self.submod.parameters())
+            return stage_backward_input(*_pass(bwd_kwargs), self.submod.parameters())
         found = stage_backward_weight(self.submod.parameters(), bwd_kwargs["param_groups"])
         # No hook of FSDP2 runs in a backward pass from the middle of the graph; `perform_reduce_grad` does the same.
         state = fully_shard.state(self.submod)  # type: ignore[attr-defined]

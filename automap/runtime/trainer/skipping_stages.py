@@ -154,13 +154,19 @@ def _units(module: nn.Module, roles: Roles) -> dict[str, int]:
         FinerThanModules: a module with parts in several stages has parameters of its own.
     """
     found: dict[str, int] = {}
+    own: list[tuple[str, bool, nn.Parameter]] = []
     for path, child in module.named_modules():
         if any(path.startswith(f"{unit}.") for unit in found):
             continue
         span = span_of(roles, path)
         if path and span is not None and span[0] == span[1] and is_called(child):
             found[path] = span[0]
-        elif any(True for _ in child.parameters(recurse=False)):
+        else:
+            own += [(path, span is None, parameter) for parameter in child.parameters(recurse=False)]
+    inside = {id(parameter) for path in found for parameter in module.get_submodule(path).parameters()}
+    for path, is_idle, parameter in own:
+        # A module that only names a weight of others, such as the embedding of encoder and decoder, is never run.
+        if not (is_idle and id(parameter) in inside):
             raise refuse_cut(f"{path or 'the model'} has parameters of its own", "Put them into a module of their own.")
     return found
 

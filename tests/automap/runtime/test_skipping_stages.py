@@ -79,6 +79,27 @@ def test_networks_that_cannot_skip_stages_are_refused():
         cut_untraced(Network(), Roles(stages=STAGES, ends=STAGES), [("", "")], data, ("x",))
 
 
+def test_a_module_that_only_names_a_weight_of_others_is_in_no_stage():
+    """BART's embedding of tokens, which encoder and decoder have modules of their own for."""
+
+    class Named(Network):
+        def __init__(self):
+            super().__init__()
+            self.shared = nn.Linear(4, 4)
+            self.first.weight = self.second.weight = self.shared.weight
+            self.first.bias = self.shared.bias
+
+    network, (x,) = Named(), data(2)
+    wanted = network(x)
+    stages = stages_of(network)
+    torch.testing.assert_close(stages[1](stages[0](x=x), x=x), wanted)
+    assert not any(name.startswith("shared") for stage in stages for name, _ in stage.named_parameters())
+    other = Named()
+    other.shared.bias = nn.Parameter(torch.zeros(4))
+    with pytest.raises(PlanError, match="shared has parameters of its own"):
+        stages_of(other)
+
+
 def test_a_border_that_data_leave_out_is_named():
     """The tensor that crosses would be another one, or none; a block inside of a stage may be left out."""
 
