@@ -47,8 +47,8 @@ def plan_of(space, values):
     return replace(space.decode(values), estimate=estimate_lowered(lowered, space.evaluator))
 
 
-def wrong_plans(problem, count, num_templates=25):
-    """Violations of random plans and of templates spread over the whole grid; `make prove` checks them all."""
+def wrong_plans(problem, count=20, num_templates=12):
+    """Violations of random plans and of templates spread over the whole grid; `make prove` checks many more."""
     space, check = PlanSpace(problem), Verifier(problem)
     rows = [tuple(row.tolist()) for row in space.random_batch(np.random.default_rng(0), count)]
     found = [values for _, values in templates(space)]
@@ -61,7 +61,7 @@ def wrong_plans(problem, count, num_templates=25):
 
 @pytest.mark.parametrize("trainer", ["generic", "megatron-lm"])
 def test_plans_of_a_transformer_pass(trainer):
-    assert not wrong_plans(build(GPT, trainer=trainer), 25)
+    assert not wrong_plans(build(GPT, trainer=trainer))
 
 
 @pytest.mark.slow
@@ -83,14 +83,14 @@ def test_plans_of_a_transformer_pass(trainer):
     ],
 )
 def test_templates_and_random_plans_pass(spec, cluster, batch, trainer, fix):
-    assert not wrong_plans(build(spec, cluster, batch, trainer=trainer, fix=fix), 50)
+    assert not wrong_plans(build(spec, cluster, batch, trainer=trainer, fix=fix))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["squeezenet", "inception_v1"])
 def test_plans_of_imported_models_pass(light_graph, name):
     problem = Problem.build(light_graph(name), parse_cluster("2x2xV100@25Gbit"), {"global_batch": 8})
-    assert not wrong_plans(problem, 50)
+    assert not wrong_plans(problem)
 
 
 def test_data_added_to_a_sum_is_no_bias():
@@ -166,7 +166,7 @@ def test_groups_of_a_convolution_are_not_cut():
 @pytest.mark.parametrize("trainer", ["generic", "megatron-core", "oneflow"])
 def test_plans_of_models_in_which_several_tensors_cross_pass(name, trainer):
     training = {"global_batch": BATCH, "trainer": trainer}
-    assert not wrong_plans(Problem.build(GRAPHS[name](), parse_cluster("2x4xA100"), training), 25)
+    assert not wrong_plans(Problem.build(GRAPHS[name](), parse_cluster("2x4xA100"), training))
 
 
 @pytest.mark.slow
@@ -180,12 +180,12 @@ def test_carried_tensors_are_in_the_buffers_of_what_crosses():
 def test_a_carried_tensor_is_read_whole_and_in_parts():
     """Keys and values of one block read it, and the trainer keeps its own part of what it gathers."""
     model = "t5:layers=4,hidden=64,heads=4,seq_len=32,vocab_size=128"
-    assert not wrong_plans(build(model, "1x4xA100", trainer="megatron-core"), 100)
+    assert not wrong_plans(build(model, "1x4xA100", trainer="megatron-core"), 40)
 
 
 def test_plans_in_low_precision_pass():
     training = {"global_batch": 8, "precision": "fp8", "trainer": "megatron-core"}
-    assert not wrong_plans(Problem.build(zoo.build(GPT), parse_cluster("4xH100"), training), 25)
+    assert not wrong_plans(Problem.build(zoo.build(GPT), parse_cluster("4xH100"), training))
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_plans_in_low_precision_pass():
     ],
 )
 def test_plans_that_obey_constraints_pass(constraint):
-    assert not wrong_plans(build(GPT, constraints=[constraint]), 20)
+    assert not wrong_plans(build(GPT, constraints=[constraint]))
 
 
 @pytest.mark.parametrize("kind", ["gpipe", "1f1b", "eager-1f1b", "interleaved", "zb1p", "zb2p"])
