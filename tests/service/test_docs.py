@@ -1,7 +1,6 @@
 """The documentation: links, files and modules that it names are there, and what it shows is what a command prints."""
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -124,18 +123,20 @@ def shown_commands() -> list[tuple[Path, str, str]]:
     long_but([block for block in shown_commands() if block[0].name != "exports.md"], shown_commands()),
     ids=[f"{label(p)}: {c[:40]}" for p, c, _ in shown_commands()],
 )
-def test_what_is_shown_is_what_a_command_prints(page: Path, command: str, output: str, tmp_path: Path) -> None:
+def test_what_is_shown_is_what_a_command_prints(
+    page: Path,
+    command: str,
+    output: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Line by line, but for the width of the terminal; a line may end in `…`, and others may be left out."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
     words = [str(ROOT / word) if word.startswith("examples/") else word for word in shlex.split(command)]
-    ran = subprocess.run(
-        [sys.executable, "-m", "service.command", *words[1:]],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    printed = " ".join(ran.stdout.split())
+    assert main(words[1:]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
     for line in output.splitlines():
         assert " ".join(line.split()).removesuffix("…").rstrip() in printed, f"{page.name} shows {line}"
 
