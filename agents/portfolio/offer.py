@@ -115,12 +115,18 @@ def search_offer(
     before, done = Before(main.plan, main.evaluations, main.seconds, reached), main_share
     on_parts: list[OnPart] = []
     for part, share, part_budget in zip(chosen, shares, part_budgets, strict=False):
+        search_part = functools.partial(run, budget=part_budget)
         if should_stop():
-            break
+            if (part.template_s or inf) >= before.best.step_time_s:
+                break
+            # What is known of the part is no plan yet. Its templates are priced in a moment, and are no worse.
+            search_part = functools.partial(
+                search_in_turn, budget=Budget(evaluations=1), searchers=("expert",), seed=seed
+            )
         progress_on_part = PartProgress(on_progress, done, share, before, lifting(problem, part, evaluator))
         # It may be that no plan of the part fits, or that no searcher accepts it.
         with contextlib.suppress(UserError):
-            on_parts.append(OnPart(part, run(part.problem, part_budget, on_progress=progress_on_part)))
+            on_parts.append(OnPart(part, search_part(part.problem, on_progress=progress_on_part)))
             before = before.after(on_parts[-1].found, progress_on_part.lift)
         before, done = before._replace(reached=progress_on_part.reached), done + share
     of_any_trainer = None

@@ -552,6 +552,18 @@ def test_while_a_part_is_searched_the_best_plan_is_one_of_all_devices():
         assert step_s(plan) == pytest.approx(progress.best_step_time_s)
 
 
+def test_a_search_that_is_stopped_early_has_the_template_of_a_part():
+    """On a network of 1 Gbit/s one host is far faster than two; the user stops the search on all devices."""
+    problem = build("gpt:layers=4,hidden=512,heads=8,vocab_size=4096,seq_len=256", "2x4xA100@1Gbit", 32)
+    best = promising(problem)[0]
+    seen = []
+    found = search_offer(problem, Budget(evaluations=2000), on_progress=seen.append, should_stop=lambda: bool(seen))
+    assert step_s(found.plan) <= best.template_s < 0.1 * best.reference_s
+    assert not verify(problem, found.plan)
+    assert step_s(found.plan) <= found.plan.search.baselines["expert"]
+    assert found.evaluations < 1000
+
+
 @pytest.mark.slow
 def test_a_slow_network_leaves_hosts_idle():
     problem = build(RESNET, "4x2xV100-16GB@10Gbit", 32)
