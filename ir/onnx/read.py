@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import onnx
 
@@ -29,6 +29,7 @@ from ir.onnx.readers.nodes import (
 from ir.onnx.readers.order import in_order, needed
 from ir.onnx.readers.roles import with_stored_constants
 from ir.onnx.rewrites.caches import without_cache_branch, without_caches
+from ir.onnx.rewrites.class_names import without_class_names
 from ir.onnx.rewrites.computed_tables import computed_tables
 from ir.onnx.rewrites.contributed import standard
 from ir.onnx.rewrites.dropped_biases import restore_biases
@@ -42,6 +43,7 @@ from ir.onnx.rewrites.quantisation import dequantised, in_floats
 from ir.onnx.rewrites.repeated_samples import note_periods
 from ir.onnx.rewrites.stored_bands import stored_bands
 from ir.onnx.rewrites.stored_rows import stored_rows
+from ir.onnx.rewrites.training_graphs import without_gradients
 from ir.onnx.rewrites.transposed_keys import separate_batch_and_heads
 
 
@@ -75,6 +77,8 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
     read, held, written, branches = without_cache_branch(reader.nodes, inputs, [v.name for v in graph.output])
     stored |= held
     read, written, caches = without_caches(read, inputs, written)
+    written, forward = without_gradients(read, written)
+    written, unnamed = without_class_names(read, written)
     read = needed(read, written)
     tensors |= dequantised(read, tensors) if needs_values else {}
     nodes, warnings = in_floats(standard(read), stored, marked=marked)
@@ -109,11 +113,11 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
         nodes=made + chosen_by_masks(ordered, stored, written),
         inputs=inputs,
         stored=stored,
-        outputs={v.name: declared(v) for v in graph.output if v.name in written},
+        outputs=_outputs(graph, inner, written),
         declared=inner,
         has_metadata=marked,
         names_state=is_pytorch and not marked,
-        warnings=(*branches, *caches, *warnings, *said),
+        warnings=(*branches, *caches, *forward, *unnamed, *warnings, *said),
         frozen=frozen,
     )
 
@@ -145,6 +149,12 @@ def _inputs(graph: onnx.GraphProto, stored: Mapping[str, Stored]) -> dict[str, D
         else:
             inputs[v.name] = given
     return inputs
+
+
+def _outputs(graph: onnx.GraphProto, inner: Mapping[str, Declared], written: Sequence[str]) -> dict[str, Declared]:
+    """The declarations of the outputs that are read; of inner tensors that became outputs, as far as there are any."""
+    given = {v.name: declared(v) for v in graph.output if v.name in written}
+    return {name: given.get(name) or inner.get(name) or Declared(None, "float32") for name in written}
 
 
 def _is_float(tensor: Stored) -> bool:

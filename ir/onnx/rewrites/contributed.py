@@ -1,4 +1,4 @@
-"""Replaces fused operators of ONNX Runtime (domain com.microsoft) and SwiGLU by standard operators.
+"""Replaces fused operators of ONNX Runtime (com.microsoft), SwiGLU and Scaler (ai.onnx.ml) by standard operators.
 
 Files written by the optimisers of ONNX Runtime contain them: attention with its projections, embeddings with their
 norm, products with their activations. The order of operands is that of ONNX Runtime's ContribOperators.md, version
@@ -22,6 +22,9 @@ ATTENTION_VERSION = 23
 TURNS = ("transA", "transBatchA", "transB", "transBatchB")
 """Attributes of FusedMatMul: for each operand, whether its last two dims are swapped, and whether its first dim comes
 after the batch dims."""
+
+SCALER_DEFAULTS = (("offset", 0.0), ("scale", 1.0))
+"""Attributes of Scaler and what they are if the file does not state them (ONNX's Operators-ml.md)."""
 
 
 class _Written:
@@ -213,9 +216,21 @@ def _same(kind: str) -> Callable[[_Written], None]:
     return write
 
 
+def _cross_entropy(to: _Written) -> None:
+    """Scores, labels, weights of classes, and the label that is ignored, which costs nothing."""
+    outputs = [name for name in to.node.outputs if name]
+    to.add_many("SoftmaxCrossEntropyLoss", to.node.inputs[:3], outputs, **to.attributes_of("reduction"))
+
+
 def _swiglu(to: _Written) -> None:
     """Operands: a gate, and the values that it multiplies."""
     to.add("Mul", [to.add("Swish", [to.operand(0)], **to.attributes_of("alpha")), to.operand(1)], to.node.outputs[0])
+
+
+def _scaler(to: _Written) -> None:
+    """Features less their offsets, times their scales, as scikit-learn's StandardScaler computes them."""
+    offset, scale = (to.add("Constant", (), value_floats=tuple(to.attribute(n, (d,)))) for n, d in SCALER_DEFAULTS)
+    to.add("Mul", [to.add("Sub", [to.operand(0), offset]), scale], to.node.outputs[0])
 
 
 def _bias_add(to: _Written) -> None:
@@ -310,7 +325,8 @@ STANDARD: dict[str, Callable[[_Written], None]] = {
     "Attention": _attention, "MultiHeadAttention": _multi_head, "GroupQueryAttention": _grouped,
     "RotaryEmbedding": _rotary, "EmbedLayerNormalization": _embedding, "FusedMatMul": _product,
     "TransposeMatMul": _product, "FusedMatMulActivation": _product, "GemmFastGelu": _gemm_gelu, "Trilu": _same("Trilu"),
-    "BiasSoftmax": _bias_softmax, "BiasDropout": _bias_dropout, "BiasAdd": _bias_add, "BiasSplitGelu": _split_gelu,
+    "SoftmaxCrossEntropyLossInternal": _cross_entropy, "BiasSoftmax": _bias_softmax, "BiasDropout": _bias_dropout,
+    "BiasAdd": _bias_add, "BiasSplitGelu": _split_gelu,
     "GroupNorm": _group_norm(0), "SkipGroupNorm": _group_norm(3),
     "NhwcConv": _last_channels, "NhwcFusedConv": _last_channels,
     "FusedConv": _activated("Conv", 3), "FusedGemm": _activated("Gemm", 3),
@@ -319,7 +335,9 @@ STANDARD: dict[str, Callable[[_Written], None]] = {
     "Gelu": _gelu("none"), "BiasGelu": _gelu("none"), "FastGelu": _gelu("tanh"),
 }  # fmt: skip
 """Kind in the domain com.microsoft -> function that appends the standard nodes."""
-WRITERS = {f"{DOMAIN}{kind}": write for kind, write in STANDARD.items()} | {"SwiGLU": _swiglu}
+WRITERS = {f"{DOMAIN}{kind}": write for kind, write in STANDARD.items()} | {
+    "SwiGLU": _swiglu, "ai.onnx.ml.Scaler": _scaler,
+}  # fmt: skip
 """Kind with its domain -> function that appends the standard nodes; includes kinds of the standard domain."""
 
 
