@@ -47,7 +47,8 @@ def _module(run: Run) -> str:
         way["enable_sequence_parallel"] = run.degrees.sequence_parallel
     if run.degrees.pipeline > 1:
         way["module_fqns_per_model_part"] = _parts(run, head="lm_head")
-        # CUDA graphs do not go with pipelines there.
+    if max(run.degrees.pipeline, run.degrees.expert) > 1:
+        # CUDA graphs go there neither with pipelines nor with the all-to-all of recipes with experts.
         numbers["disable_cuda_graphs"] = True
     yours = "The recipe with the model, the data, the optimizer and checkpoints is yours: import it as `recipe`."
     lines = [

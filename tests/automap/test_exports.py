@@ -257,7 +257,9 @@ def check_new_torchtitan(files: Mapping[str, str]) -> None:
     new, old = titan_module(files["torchtitan_plan.py"]), tomllib.loads(files["torchtitan.toml"])
     assert new.parallelism.keys() <= NEW_TITAN["parallelism"]
     assert new.activation_checkpoint == (None if old["activation_checkpoint"]["mode"] == "none" else "full")
-    assert new.training.disable_cuda_graphs == (new.parallelism["pipeline_parallel_degree"] > 1)
+    # Trainer.Config._validate_cuda_graphs
+    without = max(new.parallelism[f"{kind}_parallel_degree"] for kind in ("pipeline", "expert")) > 1
+    assert new.training.disable_cuda_graphs == without
     assert {**vars(new.training), **old["training"]} == vars(new.training)
     way = {name: value for name, value in old["parallelism"].items() if name != "enable_async_tensor_parallel"}
     renamed = [["lm_head" if name == "output" else name for name in part]
