@@ -31,6 +31,12 @@ WIDENING = 2.0
 of 4.2 TB/s, benchmarks/results/gpu_kernels-2026-11-27.txt)."""
 MIXED = 1.6
 """Time of an operator that reads two number formats over that of others on as many bytes (the same: 2.6 TB/s)."""
+ROTATION = 5.0
+"""Time of a rotary embedding that runs operator after operator over that of one kernel. PyTorch has no function for
+it, so every implementation is a chain, such as `x * cos + rotate_half(x) * sin`: counted, 10 elements read or written
+for each element of x in each pass, where one kernel has 2."""
+ROTATION_KERNELS = 5
+"""Kernels of this chain in each pass: counted, a negation, a concatenation, two products and a sum."""
 NATIVE_BATCH_NORM = 5.3
 """Time of PyTorch's own batch normalisation over that of its bytes, in bf16, which cuDNN's does not take (the same, a
 step of ResNet-50: 31 ms for 23 GB)."""
@@ -76,6 +82,8 @@ class Execution:
     the tensors."""
     slower: Mapping[int, tuple[float, float]]
     """Operator -> times of its kernels, forward and backward, over those that its traffic says, where they differ."""
+    launches: Mapping[int, int]
+    """Operator -> kernels that it launches in each pass, where it is a chain of the trainer's code."""
     places: Mapping[int, float]
     """Pooling of maxima -> bytes of their places, which are kept for the backward pass, over those of the result."""
     conversions: Mapping[int, tuple[float, float]]
@@ -96,6 +104,7 @@ def execution(problem: Problem) -> Execution:
         widths=MappingProxyType(widths),
         casts=MappingProxyType(casts),
         slower=MappingProxyType(_slower(problem, widths)),
+        launches=MappingProxyType(dict.fromkeys(_rotations(problem), ROTATION_KERNELS)),
         places=MappingProxyType(_places(problem, widths)),
         conversions=MappingProxyType(converted(problem)),
     )
@@ -213,8 +222,10 @@ def _casts(graph: Graph, kernels: Sequence[FusedGroup], widths: Mapping[str, flo
 
 def _slower(problem: Problem, widths: Mapping[str, float]) -> dict[int, tuple[float, float]]:
     """See `Execution.slower`."""
-    graph, found = problem.graph, {}
+    graph, found = problem.graph, dict.fromkeys(_rotations(problem), (ROTATION, ROTATION))
     for index, op in enumerate(graph.operators if not problem.trainer.fuses_chains else ()):
+        if index in found:
+            continue
         if op.kind == "BatchNormalization" and problem.trainer.autocast and problem.precision == "bf16":
             found[index] = (NATIVE_BATCH_NORM, NATIVE_BATCH_NORM)
         elif op.kind not in IN_HALF | IN_FULL and len({widths[name] for name in op.inputs if name in widths}) > 1:
@@ -223,6 +234,13 @@ def _slower(problem: Problem, widths: Mapping[str, float]) -> dict[int, tuple[fl
             # The gradient of a product with a number is the other gradient times the number.
             found[index] = (1.0, 1.0 / op.traffic[1]) if op.traffic[1] > 1.0 else (1.0, 1.0)
     return found
+
+
+def _rotations(problem: Problem) -> list[int]:
+    """Rotary embeddings that are one operator of the graph, and a chain in the trainer's code."""
+    if problem.trainer.fuses_chains:
+        return []
+    return [index for index, op in enumerate(problem.graph.operators) if op.kind == "RotaryEmbedding"]
 
 
 def _places(problem: Problem, widths: Mapping[str, float]) -> dict[int, float]:

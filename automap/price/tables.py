@@ -302,6 +302,8 @@ class _Builder:
         launched = (1.0, float(max(1, trained_inputs)) if op.forward_flops.at(1) > 0 else 1.0)
         if op.kind in RECURRENT:
             launched = self._steps(op), 2.0 * self._steps(op)
+        if (count := self.execution.launches.get(index)) is not None:
+            launched = float(count), float(count)
         slower = self.execution.slower.get(index, (1.0, 1.0))
         traffic = (slower[0] * op.traffic[0], slower[1] * op.traffic[1])
         if group is not None:
