@@ -286,6 +286,21 @@ def test_pieces_of_a_fused_weight_cost_what_one_product_costs(ranks, space):
     assert seconds == pytest.approx(gemm_s(512.0, 768.0 / ranks, 256.0, 1.0, 2.0, 2.0, curve))
 
 
+def test_pieces_of_a_fused_weight_are_together_one_parameter(space):
+    """Trainers that gather one parameter at a time gather those that the model stores."""
+    tables = space(
+        zoo.build("gpt:layers=2,hidden=256,heads=4,seq_len=128,vocab_size=512"), "2xA100", 4
+    ).evaluator.tables
+    stored = dict.fromkeys((whole for whole, *_ in tables.graph.pieces.values()), 0.0)
+    for name, row in zip(tables.names, tables.arrays.tensors, strict=True):
+        if name in tables.graph.pieces:
+            stored[tables.graph.pieces[name][0]] += row["num_parameters"]
+        else:
+            assert row["num_parameters"] == 1.0
+    counted = [count for count in stored.values() if count]
+    assert counted and counted == pytest.approx([1.0] * len(counted))
+
+
 def test_the_weights_part_of_a_backward_pass_is_that_of_its_products(mlp, space):
     s = space(mlp((512, 2048, 512)), "1xA100", 64)
     lowered = template(s)
@@ -573,6 +588,7 @@ def test_breakdown_adds_up_and_nothing_beats_the_lower_bound(gpt, light_graph, s
         for _ in range(25):
             estimate = estimate_lowered(s.lowered(s.random(rng)), s.evaluator)
             parts = estimate.breakdown_s
+            assert all(seconds > 0.0 for seconds in parts["exposed_communication"].values())
             total = parts["compute"] + sum(parts["exposed_communication"].values()) + parts["bubble"]
             assert total + parts["optimizer"] + parts["overhead"] == pytest.approx(estimate.step_time_s, rel=1e-9)
             assert estimate.step_time_s >= lower_bound_s(s.problem)
