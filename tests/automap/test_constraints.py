@@ -178,30 +178,29 @@ def test_selective_recomputation_satisfies_attention_scopes(gpt):
 
 
 def test_modules_are_split_replicated_and_sharded(gpt):
+    """A constraint leaves of all placements of the layer those that it names, and takes none of these away."""
     graph = gpt(layers=4)
-    for constraint, legal in (
-        ({"scope": "h.*.mlp.up", "split": True}, lambda p: p["tp"] not in ("whole", "batch")),
-        ({"scope": "h.*.mlp.up", "replicate": True}, lambda p: p["tp"] in ("whole", "batch")),
-        ({"scope": "h.*.mlp.up/MatMul", "sharding": {"tp": "S(2)"}}, lambda p: p["tp"] == 2),
-    ):
-        space = PlanSpace(problem(graph, [constraint], pp=1, tp=2))
-        seen = set()
-        for values in drawn(space, 40):
-            seen.add(_placement(space, values, "mlp.up/MatMul"))
-            assert legal({"tp": _placement(space, values, "mlp.up/MatMul")}), constraint
-        assert seen
-    free = PlanSpace(problem(graph, [], pp=1, tp=2))
-    assert len({_placement(free, v, "mlp.up/MatMul") for v in drawn(free, 40)}) > 2
+
+    def placements(*constraints, axis="tp"):
+        space = PlanSpace(problem(graph, list(constraints), pp=1, tp=2))
+        return {_placement(space, values, "mlp.up/MatMul", axis) for values in drawn(space, 40)}
+
+    free, replicate = placements(), {"scope": "h.*.mlp.up", "replicate": True}
+    assert {"whole", 2} < free
+    assert placements({"scope": "h.*.mlp.up", "split": True}) == free - {"whole"}
+    assert placements({"scope": "h.*.mlp.up/MatMul", "sharding": {"tp": "S(2)"}}) == {2}
+    assert placements(replicate) == {"whole"}
+    assert "batch" in placements(replicate, axis="dp")
 
 
-def _placement(space: PlanSpace, values, ending: str):
-    """How an operator of a layer is split on tp: `whole`, `batch` or the dim of its output."""
+def _placement(space: PlanSpace, values, ending: str, axis: str):
+    """How an operator of a layer is split on an axis: `whole`, `batch` or the dim of its output."""
     tables = space.evaluator.tables
     for kind, unit in enumerate(space.linkage.types):
         for offset, table in enumerate(unit.signatures):
             op = space.operator(kind, offset)
             if op.name.startswith("h.") and op.name.endswith(ending):
-                signature = table[space.signatures(values)[int(tables.spans[kind]) + offset, 1]]
+                signature = table[space.signatures(values)[int(tables.spans[kind]) + offset, ("dp", "tp").index(axis)]]
                 if signature.factor is not None and op.rule.factors[signature.factor].is_batch:
                     return "batch"
                 return "whole" if signature.outputs[0] == -1 and signature.factor is None else signature.outputs[0]
