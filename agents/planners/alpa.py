@@ -55,12 +55,13 @@ def intra_operator(search: SkeletonSearch, setting: Setting) -> list[Strategy]:
     return found
 
 
-def inter_operator(table: StageTable, balanced: Iterable[Partition] = ()) -> Iterator[Partition]:
+def inter_operator(table: StageTable, balanced: Iterable[Partition] = (), *, tiled: bool = True) -> Iterator[Partition]:
     """The pipelines of least sum for each limit and number of stages, by their latency.
 
     Args:
         table: seconds of all stages.
         balanced: the partitions on submeshes that tile the cluster with the fastest slowest stage, if they are known.
+        tiled: whether a submesh begins at a multiple of its size; otherwise at a multiple of the smallest one.
     """
     sizes, layers, devices = aligned_sizes(table), table.space.num_units, len(table.order)
     if not sizes:
@@ -70,19 +71,22 @@ def inter_operator(table: StageTable, balanced: Iterable[Partition] = ()) -> Ite
     slowest = [found.load_s for found in balanced]
     found = []
     for limit in [min(slowest) * factor for factor in LIMITS] if slowest else []:
-        for total_s, partition in least_sums(table, sizes, limit):
+        for total_s, partition in least_sums(table, sizes, limit, tiled=tiled):
             found.append((total_s + (table.num_micro_batches - 1) * partition.load_s, partition))
     distinct = {partition.stages: partition for _, partition in sorted(found, key=lambda one: one[0])}
     yield from distinct.values()
 
 
-def least_sums(table: StageTable, sizes: Sequence[int], limit: float) -> Iterator[tuple[float, Partition]]:
+def least_sums(
+    table: StageTable, sizes: Sequence[int], limit: float, *, tiled: bool = True
+) -> Iterator[tuple[float, Partition]]:
     """For each number of stages the pipeline of least sum whose stages take at most `limit`: equation 3.
 
     Args:
         table: seconds of all stages.
         sizes: numbers of devices that a stage may have.
         limit: seconds.
+        tiled: see `inter_operator`.
 
     Yields:
         The sum of the stages' seconds, and the pipeline; nothing for a number of stages without any.
@@ -94,7 +98,7 @@ def least_sums(table: StageTable, sizes: Sequence[int], limit: float) -> Iterato
     sums: dict[int, Floats] = {devices: no_stages}
     first_stages: list[FirstStages] = []
     for count in range(1, min(layers, devices // min(sizes)) + 1):
-        sums, chosen = _with_one_stage_more(table, sizes, limit, count, sums)
+        sums, chosen = _with_one_stage_more(table, sizes, limit, count, sums, tiled=tiled)
         first_stages.append(chosen)
         if 0 in sums and np.isfinite(sums[0][0]):
             stages = tuple(_traced(first_stages, layers))
@@ -105,7 +109,7 @@ def least_sums(table: StageTable, sizes: Sequence[int], limit: float) -> Iterato
 
 
 def _with_one_stage_more(
-    table: StageTable, sizes: Sequence[int], limit: float, count: int, sums: dict[int, Floats]
+    table: StageTable, sizes: Sequence[int], limit: float, count: int, sums: dict[int, Floats], *, tiled: bool
 ) -> tuple[dict[int, Floats], FirstStages]:
     """The least sums of pipelines of `count` stages, given those of one stage less, and the stages that reach them."""
     devices = len(table.order)
@@ -114,7 +118,7 @@ def _with_one_stage_more(
     for place in range(0, devices, min(sizes)):
         totals, ends, widths = [], [], []
         for size in sizes:
-            if place % size == 0 and place + size in sums:
+            if not (tiled and place % size) and place + size in sums:
                 rest = sums[place + size]
                 totals.append(np.empty(len(rest)))
                 ends.append(np.empty(len(rest), dtype=np.int64))

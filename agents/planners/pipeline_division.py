@@ -208,7 +208,7 @@ class _Division:
         """
         self.priced: Priced = []
         self._incumbent, self._solved, self._effort = incumbent, solved, effort
-        self._megatron = megatron_strategies(incumbent.space)
+        self._megatron, self._in_phases = megatron_strategies(incumbent.space), False
         self._known: set[object] = set()
         """`_key` of each plan that was tried."""
         self._best_s: dict[_Setting, float] = {}
@@ -224,9 +224,10 @@ class _Division:
             settings: settings of pipelines, those of the fastest first.
             in_phases: whether there is a phase before in which stages have no inner axis and the ZeRO stage of the
                 first setting. It takes little time, and is safer: the programs do not know how much of the reduction of
-                gradients a schedule hides, and so may overrate other strategies.
+                gradients a schedule hides, and so may overrate other strategies. The programs then also divide the
+                cluster into submeshes that do not tile it.
         """
-        self._incumbent.searcher = "piper"
+        self._incumbent.searcher, self._in_phases = "piper", in_phases
         plain = [strategy for strategy in self._megatron if strategy.tp == 1]
         has_two = in_phases and 0 < len(plain) < len(self._megatron)
         for strategies in [plain, self._megatron] if has_two else [self._megatron]:
@@ -295,7 +296,7 @@ class _Division:
             table = StageTable(
                 space, order, setting.num_micro_batches, strategies, zero=setting.zero, partly=True, known=table
             )
-            promising = _promising(table, self._effort.entries)
+            promising = _promising(table, self._effort.entries, tiled=not self._in_phases)
             partitions = list({partition.stages: partition for partition in promising}.values())
             fastest = fastest_staged(incumbent, self._new(map(table.staged, partitions)), OFFERED)
             found += [replace(plan, schedule=kind) for plan in fastest for kind in kinds if kind != "gpipe"]
@@ -330,7 +331,7 @@ def _key(plan: StagedPlan) -> object:
     return plan.num_micro_batches, plan.zero, plan.schedule, *stages
 
 
-def _promising(table: StageTable, entries: float) -> list[Partition]:
+def _promising(table: StageTable, entries: float, *, tiled: bool) -> list[Partition]:
     """The partitions of Piper's and Alpa's programs that are priced.
 
     These are the `PRICED` of least latency. A latency ignores overlap and bubbles of a schedule; so for each number of
@@ -339,6 +340,8 @@ def _promising(table: StageTable, entries: float) -> list[Partition]:
     Args:
         table: the costs of stages, which are computed as the programs ask for them.
         entries: the programs end when the table has computed so many entries.
+        tiled: whether submeshes only tile the cluster; otherwise the programs also run on submeshes that begin at any
+            multiple of the smallest one.
     """
 
     def limited(partitions: Iterable[Partition]) -> Iterator[Partition]:
@@ -348,8 +351,11 @@ def _promising(table: StageTable, entries: float) -> list[Partition]:
                 return
 
     balanced = list(limited(piper_partitions(table)))
-    known = balanced if tiles_suffice(len(table.order), aligned_sizes(table)) else ()
-    others = limited(inter_operator(table, known)) if table.entries < entries else ()
+    has_tiles = tiles_suffice(len(table.order), aligned_sizes(table))
+    known = list(balanced) if has_tiles else ()
+    if has_tiles and not tiled and table.entries < entries:
+        balanced += limited(piper_partitions(table, tiled=False))
+    others = limited(inter_operator(table, known, tiled=tiled)) if table.entries < entries else ()
     distinct = {partition.stages: partition for partition in itertools.chain(balanced, others)}
     ranked = sorted(distinct.values(), key=table.latency_s)
     of_numbers: dict[int, Partition] = {}

@@ -41,7 +41,7 @@ ORDERS = 2
 """Orders of the devices that are tried (assumed)."""
 
 
-def piper_partitions(table: StageTable, schedule: str = "1f1b") -> Iterator[Partition]:
+def piper_partitions(table: StageTable, schedule: str = "1f1b", *, tiled: bool = True) -> Iterator[Partition]:
     """The partitions whose slowest stage is fastest, one for every number of stages.
 
     On up to `FEW_DEVICES` devices, a stage may have any number of them. On more, it has as many as a submesh that tiles
@@ -50,6 +50,8 @@ def piper_partitions(table: StageTable, schedule: str = "1f1b") -> Iterator[Part
     Args:
         table: times of all stages.
         schedule: the schedule, which says how many micro-batches a stage holds.
+        tiled: whether a submesh begins at a multiple of its size, as tiles do; otherwise at a multiple of the smallest
+            one. A stage of 32 devices then may stand behind one of 16.
     """
     layers, devices = table.space.num_units, len(table.order)
 
@@ -58,7 +60,9 @@ def piper_partitions(table: StageTable, schedule: str = "1f1b") -> Iterator[Part
 
     sizes = aligned_sizes(table)
     if tiles_suffice(devices, sizes):
-        return partitions(layers, devices, sizes, seconds, None, devices // min(sizes), tiled=True)
+        least = min(sizes)
+        offered = sizes if tiled else [size for size in sizes if size % least == 0]
+        return partitions(layers, devices, offered, seconds, None, devices // least, tiled=tiled)
     step, sizes = stepped_sizes(table)
     return partitions(layers, devices, sizes, seconds, None, devices // step, step=step)
 

@@ -13,8 +13,8 @@ from agents.planners.aceso import Primitives, relieve, starts
 from agents.planners.alpa import least_sums
 from agents.planners.galvatron import Option, add_kind
 from agents.planners.linearization import worth_of
-from agents.planners.piper import of_setting
-from agents.planners.stage_table import megatron_strategies
+from agents.planners.piper import of_setting, piper_partitions
+from agents.planners.stage_table import megatron_strategies, submeshes, tiles_suffice
 from agents.planners.whale import balance
 from automap.cluster import parse_cluster
 from automap.plan import Plan
@@ -26,7 +26,7 @@ NAMES = ("spp", "alpa", "piper", "galvatron", "aceso", "whale")
 
 
 def random_table(rng, layers, devices):
-    """Seconds of stages on aligned submeshes; some do not fit."""
+    """Seconds of stages; some do not fit."""
     times = {}
 
     def seconds(behind, place, size):
@@ -41,36 +41,61 @@ def random_table(rng, layers, devices):
     return SimpleNamespace(space=SimpleNamespace(num_units=layers), order=tuple(range(devices)), seconds=seconds)
 
 
-def tilings(place, devices, sizes):
-    """All ways to tile the devices from a place on with aligned submeshes."""
+def submesh_rows(place, devices, sizes, most, *, tiled):
+    """All rows of at most so many submeshes from a place on; `tiled`: each begins at a multiple of its size."""
     if place == devices:
         yield ()
-    for size in sizes:
-        if place % size == 0 and place + size <= devices:
-            yield from ((size, *others) for others in tilings(place + size, devices, sizes))
+    for size in sizes if most else ():
+        if not (tiled and place % size) and place + size <= devices:
+            yield from ((size, *more) for more in submesh_rows(place + size, devices, sizes, most - 1, tiled=tiled))
 
 
-def test_alpas_sums_are_brute_force():
+def stages_s(table, row, cuts):
+    """Seconds of each stage: `row` has their devices, `cuts` the ends of the layers of all but the last."""
+    at, places, count = (0, *cuts, table.space.num_units), np.cumsum([0, *row]).tolist(), len(row)
+    return [table.seconds(count - n, places[n], size)[at[n], at[n + 1]] for n, size in enumerate(row)]
+
+
+@pytest.mark.parametrize("tiled", [True, False])
+def test_alpas_sums_are_brute_force(tiled):
     rng = np.random.default_rng(0)
     solved = 0
     for _ in range(25):
         layers, devices, sizes = int(rng.integers(2, 7)), 4, (1, 2, 4)
         table, limit = random_table(rng, layers, devices), float(rng.uniform(0.5, 2.0))
-        found = {len(p.stages): (total, p) for total, p in least_sums(table, sizes, limit)}
+        found = {len(p.stages): (total, p) for total, p in least_sums(table, sizes, limit, tiled=tiled)}
         best = {}
-        for tiling in tilings(0, devices, sizes):
-            places = np.cumsum([0, *tiling]).tolist()
-            for cuts in itertools.combinations(range(1, layers), len(tiling) - 1):
-                at, count = (0, *cuts, layers), len(tiling)
-                times = [table.seconds(count - n, places[n], size)[at[n], at[n + 1]] for n, size in enumerate(tiling)]
+        for row in submesh_rows(0, devices, sizes, layers, tiled=tiled):
+            for cuts in itertools.combinations(range(1, layers), len(row) - 1):
+                times = stages_s(table, row, cuts)
                 if max(times) <= limit:
-                    best[count] = min(best.get(count, np.inf), sum(times))
+                    best[len(row)] = min(best.get(len(row), np.inf), sum(times))
         assert set(found) == set(best)
         for count, (total, partition) in found.items():
             assert total == pytest.approx(best[count])
             assert partition.load_s <= limit
             solved += 1
     assert solved > 25
+
+
+def test_pipers_slowest_stages_are_brute_force_where_submeshes_tile_the_cluster_and_where_they_do_not():
+    rng, devices, gains = np.random.default_rng(2), 20, 0
+    sizes = submeshes(devices)
+    assert tiles_suffice(devices, sizes)
+    for _ in range(20):
+        layers, least = int(rng.integers(3, 6)), {}
+        table = random_table(rng, layers, devices)
+        table.sizes, table.held = range(1, devices + 1), lambda behind, schedule: behind
+        for tiled in (True, False):
+            best = {}
+            for row in submesh_rows(0, devices, sizes, layers, tiled=tiled):
+                for cuts in itertools.combinations(range(1, layers), len(row) - 1):
+                    best[len(row)] = min(best.get(len(row), np.inf), max(stages_s(table, row, cuts)))
+            found = {len(p.stages): p.load_s for p in piper_partitions(table, tiled=tiled)}
+            assert found == pytest.approx({count: s for count, s in best.items() if np.isfinite(s)})
+            least[tiled] = min(found.values())
+        gains += least[False] < 0.99 * least[True]
+    assert gains > 2
 
 
 def test_galvatrons_layers_are_brute_force():
