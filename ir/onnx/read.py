@@ -27,7 +27,7 @@ from ir.onnx.readers.nodes import (
     small_value,
 )
 from ir.onnx.readers.order import in_order, needed
-from ir.onnx.readers.roles import with_stored_constants
+from ir.onnx.readers.roles import holds_weights, with_stored_constants
 from ir.onnx.rewrites.caches import without_cache_branch, without_caches
 from ir.onnx.rewrites.class_names import without_class_names
 from ir.onnx.rewrites.computed_tables import computed_tables
@@ -45,6 +45,7 @@ from ir.onnx.rewrites.stored_bands import stored_bands
 from ir.onnx.rewrites.stored_rows import stored_rows
 from ir.onnx.rewrites.training_graphs import without_gradients
 from ir.onnx.rewrites.transposed_keys import separate_batch_and_heads
+from ir.onnx.rewrites.weights_as_inputs import mark_read_weights
 
 
 def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
@@ -98,6 +99,8 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
         nodes = unmerged(nodes, stored, inputs, tensors)
         if not any(map(_is_float, stored.values())):
             warnings += mark_weights(nodes, inputs)
+    elif not holds_weights(nodes, stored):
+        warnings += mark_read_weights(nodes, inputs)
     if is_pytorch or marked:
         nodes = separate_batch_and_heads(unfolded(nodes, stored, inputs), stored)
     if not marked:

@@ -75,7 +75,7 @@ def roles_without_metadata(source: Source) -> dict[str, TensorRole]:
         tensor name -> role; a tensor that is not listed is a constant.
     """
     nodes, held = _with_branches(source.nodes, source.stored)
-    is_stored = _holds_weights(nodes, held)
+    is_stored = holds_weights(nodes, held)
     filled = {
         node.outputs[0]
         for node in nodes
@@ -139,7 +139,7 @@ def _matrices(nodes: Iterable[Node]) -> set[str]:
     return {node.inputs[i] for node in nodes for i in MATRIX_POSITIONS.get(node.kind, ()) if i < len(node.inputs)}
 
 
-def _holds_weights(nodes: Iterable[Node], stored: Mapping[str, Stored]) -> bool:
+def holds_weights(nodes: Iterable[Node], stored: Mapping[str, Stored]) -> bool:
     """Whether a weight matrix is among the stored tensors."""
     given = [stored[name] for name in _matrices(nodes) & stored.keys()]
     return any(_is_float(each) and len(each.shape) > 1 for each in given)
@@ -207,7 +207,7 @@ def with_stored_constants(nodes: list[Node], stored: dict[str, Stored]) -> list[
         if node.kind == "Constant" and node.outputs and "value" in node.attributes
     }
     held = {n: t for n, t in held.items() if prod(t.dims) > 1 and dtype_name(t.data_type).startswith(("float", "bfl"))}
-    if _holds_weights(nodes, stored) or not any(len(held[n].dims) > 1 for n in _matrices(nodes) & held.keys()):
+    if holds_weights(nodes, stored) or not any(len(held[n].dims) > 1 for n in _matrices(nodes) & held.keys()):
         return nodes
     for name, tensor in held.items():
         stored[name] = Stored(tuple(tensor.dims), dtype_name(tensor.data_type), small_value(tensor))
