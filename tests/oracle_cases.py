@@ -151,6 +151,10 @@ REDUCTIONS = [
 POOLS = [
     Case("MaxPool", ((1, 4, 8, 8),), attributes={"kernel_shape": (2, 2), "strides": (2, 2)}),
     Case("MaxPool", ((1, 4, 8, 8),), attributes={"kernel_shape": (2, 2)}, outputs=("y0", "y1"), id="places"),
+    Case("MaxPool", ((1, 4, 8, 8),), attributes={"kernel_shape": (2, 2), "within_channels": 1}, outputs=("y0", "y1"),
+         id="places within channels"),
+    Case("MaxUnpool", ((1, 4, 4, 4), (1, 4, 4, 4)), (0, 0), {"target": (8, 8), "within_channels": 1}, data={1: 64}),
+    Case("MaxUnpool", ((1, 4, 3), (1, 4, 3)), (0, 0), {"kernel_shape": (2,), "strides": (2,)}, data={1: 24}, id="1-D"),
     Case("AveragePool", ((1, 4, 7, 7),), attributes={"kernel_shape": (3, 3), "strides": (2, 2), "ceil_mode": 1}),
     Case("AveragePool", ((1, 4, 8),), attributes={"kernel_shape": (3,), "pads": (1, 1), "count_include_pad": 1},
          id="1-D"),

@@ -45,6 +45,7 @@ from ir.onnx.rewrites.stored_bands import stored_bands
 from ir.onnx.rewrites.stored_rows import stored_rows
 from ir.onnx.rewrites.training_graphs import without_gradients
 from ir.onnx.rewrites.transposed_keys import separate_batch_and_heads
+from ir.onnx.rewrites.unpooling import with_unpooling
 from ir.onnx.rewrites.weights_as_inputs import mark_read_weights
 
 
@@ -83,7 +84,7 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
     read = needed(read, written)
     tensors |= dequantised(read, tensors) if needs_values else {}
     nodes, warnings = in_floats(standard(read), stored, marked=marked)
-    nodes = needed(without_empty_parts(nodes, stored), written)
+    nodes = with_unpooling(needed(without_empty_parts(nodes, stored), written), inner, written)
     if needs_values:
         note_periods(nodes, stored, {name: tensors[name] for name in unmarked & stored.keys()})
     if not marked:

@@ -28,7 +28,8 @@ def pool(ctx: Context) -> Result:
     """Pooling over a sliding window. All kinds except the average save their operand.
 
     If the second result of MaxPool is used, the indices of the maxima, nothing can be split: they are indices into the
-    whole operand, including samples and channels.
+    whole operand, including samples and channels. With `within_channels`, an attribute of AutoMAP's own, they are
+    indices into one channel of one sample, so that samples and channels can be split.
     """
     kernel = ctx.ints("kernel_shape")
     if kernel is None:
@@ -37,7 +38,7 @@ def pool(ctx: Context) -> Result:
     if len(kernel) != len(tensor.shape) - 2:
         raise Unsupported(f"kernel_shape={kernel} for {tensor.shape}, which is not [batch, channels, ...]")
     operands, outputs = _spatial(ctx, spatial_sizes(ctx, tensor.shape[2:], window_of(ctx, kernel)))
-    if ctx.num_outputs > 1:
+    if ctx.num_outputs > 1 and not ctx.int_attribute("within_channels", 0):
         ctx.rule.mark((index for factors in operands[0][1] for index in factors), fixed=True)
     is_linear = ctx.kind == "AveragePool"
     return Result(
@@ -67,6 +68,46 @@ def columns_to_image(ctx: Context) -> Result:
     target: Dims = [n, channels, *[rule.loop(size, fixed=True) for size in image]]
     attributes = {"image_shape": image, "block_shape": block}
     return Result([(0, source)], [target], passing="joint", traffic=(1.0, 1.0), attributes=attributes)
+
+
+@kind("MaxUnpool", rule="{lead!? space!}, {lead!? space!} -> {lead!? new!}")
+def unpool(ctx: Context) -> Result:
+    """Puts elements back to the indices of a MaxPool, among zeros; linear in its first operand.
+
+    What can be split is what can be in that MaxPool: see `pool`.
+    """
+    x, places = ctx.tensor(0), ctx.tensor(1)
+    rank = len(x.shape) - 2
+    if rank < 1 or places.shape != x.shape or places.batch_dim != x.batch_dim or x.batch_dim not in (None, 0):
+        raise Unsupported(f"indices {places.shape} for {x.shape}, which is not [batch, channels, ...]")
+    sizes = ctx.ints("target")
+    if sizes is None and ctx.has(2):
+        sizes = (ctx.ints("output_shape", 2) or ())[2:]
+    if sizes is None:
+        kernel, strides = ctx.ints("kernel_shape"), ctx.ints("strides") or (1,) * rank
+        pads = ctx.ints("pads") or (0,) * 2 * rank
+        if kernel is None or not len(kernel) == len(strides) == rank or len(pads) != 2 * rank:
+            raise Unsupported(f"kernel_shape={kernel}, strides={strides} and pads={pads} for {x.shape}")
+        sizes = tuple(
+            (n - 1) * strides[i] - pads[i] - pads[i + rank] + kernel[i] for i, n in enumerate(x.shape[2:])
+        )  # fmt: skip
+    if len(sizes) != rank or min(sizes) < 1:
+        raise Unsupported(f"an image of {sizes} for {x.shape}")
+    rule = ctx.rule
+    lead = [rule.dim(x, 0), rule.dim(x, 1)]
+    if not ctx.int_attribute("within_channels", 0):
+        rule.mark((index for factors in lead for index in factors), fixed=True)
+    space: Dims = [rule.loop(size, fixed=True) for size in x.shape[2:]]
+    image: Dims = [rule.loop(size, fixed=True) for size in sizes]
+    return Result(
+        [(0, [*lead, *space]), (1, [*lead, *space])],
+        [[*lead, *image]],
+        [x.dtype],
+        passing="first",
+        traffic=(1.0, 1.0),
+        saved_inputs=(1,),
+        attributes={"target": sizes},
+    )
 
 
 @kind("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", rule=SPACE)

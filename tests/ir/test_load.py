@@ -233,12 +233,12 @@ def plain(names: dict[str, list]) -> bytes:
 
 
 def test_parameters_by_glob_and_batch_dims():
-    data = plain({"x": [5, 8, 4], "w": [4, 4]})
+    data = plain({"x": [5, 8, 4], "w": [5, 4, 4]})
     with pytest.raises(ModelError) as error:
         load_model(data)
     assert "parameter" in error.value.message
     graph = load_model(data, parameters=["w*"], batch_dims={"x": 1})
-    assert graph.num_parameters == 16 and graph.tensors["y"].shape == (5, 1, 4) and graph.tensors["y"].batch_dim == 1
+    assert graph.num_parameters == 80 and graph.tensors["y"].shape == (5, 1, 4) and graph.tensors["y"].batch_dim == 1
     with pytest.raises(ModelError) as error:
         load_model(data, parameters=["w*"], batch_dims={"nothing": 1})
     assert error.value.field == "batch_dims.nothing"

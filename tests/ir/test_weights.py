@@ -497,7 +497,7 @@ def test_a_dim_called_batch_is_the_batch(dims, place):
     [
         ("NonZero", "as much as the data holds"), ("acme.Fancy", r"shape of t in the file \(graph.value_info\)"),
         ("com.microsoft.Fancy", "the one that the exporter wrote"), ("StatefulCall", "could not convert"),
-        ("ai.onnx.ml.Scaler", "the neural network alone"),
+        ("ai.onnx.ml.Normalizer", "the neural network alone"),
     ],
 )  # fmt: skip
 def test_an_unknown_kind_says_what_to_do(kind, repair):
@@ -514,13 +514,10 @@ def test_classical_models_are_refused_as_such():
     maps = helper.make_value_info("maps", helper.make_sequence_type_proto(row))
     regressor = helper.make_node("LinearRegressor", ["x"], ["y"], domain="ai.onnx.ml", coefficients=[0.5] * 8)
     named = helper.make_node("ZipMap", ["y"], ["maps"], domain="ai.onnx.ml", classlabels_int64s=[0])
-    for nodes, outputs, said in (
-        ([regressor], [y], "which no gradient trains"),
-        ([regressor, named], [maps], "zipmap"),
-    ):
+    for nodes, outputs in (([regressor], [y]), ([regressor, named], [maps])):
         graph = helper.make_graph(nodes, "classical", [x], outputs)
         opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
-        with pytest.raises(ModelError, match=said):
+        with pytest.raises(ModelError, match="which no gradient trains"):
             load_model(helper.make_model(graph, opset_imports=opsets).SerializeToString())
 
 

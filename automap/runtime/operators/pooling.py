@@ -53,7 +53,7 @@ class _Window:
 
 @function("MaxPool")
 def max_pool(use: Use) -> list[Tensor]:
-    """The largest element of each window, and its position in the flattened operand."""
+    """The largest element of each window, and its position in the flattened operand, or within its channel."""
     x, window = use.x, _Window(use)
     made: Callable[..., tuple[Tensor, Tensor]] = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)[
         window.rank - 1
@@ -70,8 +70,20 @@ def max_pool(use: Use) -> list[Tensor]:
     flat = torch.zeros_like(places)
     for i in reversed(order) if use.integer("storage_order") else order:
         flat = flat * x.shape[2 + i] + coordinates[i]
+    if use.integer("within_channels"):
+        return [found, flat]
     planes = torch.arange(x.shape[0] * x.shape[1], device=use.device).reshape(*x.shape[:2], *[1] * window.rank)
     return [found, flat + planes * prod(x.shape[2:])]
+
+
+@function("MaxUnpool")
+def max_unpool(use: Use) -> Tensor:
+    """The elements at the positions of the maxima, among zeros."""
+    x, places, sizes = use.x, use.operand(1), use.ints("target")
+    lead = 2 if use.integer("within_channels") else 0
+    zeros = x.new_zeros(*x.shape[:lead], prod([*x.shape[lead:2], *sizes]))
+    flat: Tensor = zeros.scatter(lead, places.flatten(lead), x.flatten(lead))
+    return flat.reshape(*x.shape[:2], *sizes)
 
 
 @function("AveragePool")

@@ -1,0 +1,86 @@
+"""Recognises max unpooling, which puts the elements of a pooled image back to where its windows had their maxima.
+
+PyTorch's newer exporter writes `nn.MaxUnpool2d` as a `ScatterND` into zeros of all samples and channels in one dim, at
+the indices that a `MaxPool` returns. These count the elements of all samples and channels, so that neither operator can
+be split. If nothing but unpooling reads the indices, they are replaced by indices within one channel of one sample,
+which are independent of all other channels and samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from ir.onnx.readers.nodes import Declared, Node
+from ir.onnx.readers.order import needed
+
+WITHIN = "within_channels"
+"""Attribute of MaxPool and MaxUnpool: whether indices count the elements of one channel of one sample."""
+ADDING = frozenset({"Add", "Sub", "Reshape", "Unsqueeze", "Cast", "Identity"})
+"""Kinds that make indices of the whole image from those of a MaxPool."""
+
+
+def with_unpooling(nodes: list[Node], declared: Mapping[str, Declared], outputs: Sequence[str]) -> list[Node]:
+    """The nodes with a MaxUnpool in place of each scatter that unpools, and with indices that count within channels.
+
+    Args:
+        nodes: nodes of the file.
+        declared: declarations of inner tensors, by which the sizes of unpooled images are known.
+        outputs: names of the outputs.
+    """
+    pools = {node.outputs[1]: node for node in nodes if node.kind == "MaxPool" and len(node.outputs) > 1}
+    if not pools:
+        return nodes
+    made = {name: node for node in nodes for name in node.outputs}
+    found = [_unpooled(node, made, pools, declared) or node for node in nodes]
+    found = found if all(a is b for a, b in zip(found, nodes, strict=True)) else needed(found, outputs)
+    elsewhere = {
+        name
+        for node in found
+        for i, name in enumerate(node.inputs)
+        if name in pools and not (node.kind == "MaxUnpool" and i == 1)
+    }
+    own = {name for node in found if node.kind == "MaxUnpool" for name in node.inputs[1:2]}
+    within = (own & pools.keys()) - elsewhere - set(outputs)
+    return [
+        replace(node, attributes=node.attributes | {WITHIN: 1})
+        if (node.kind == "MaxUnpool" and node.inputs[1] in within) or not within.isdisjoint(node.outputs)
+        else node
+        for node in found
+    ]
+
+
+def _unpooled(
+    node: Node, made: Mapping[str, Node], pools: Collection[str], declared: Mapping[str, Declared]
+) -> Node | None:
+    """The MaxUnpool in place of a view of such a scatter; None for any other node."""
+    scatter = made.get(node.inputs[0]) if node.kind == "Reshape" else None
+    shape = declared[node.outputs[0]].shape if node.outputs[0] in declared else None
+    if scatter is None or scatter.kind != "ScatterND" or shape is None or len(shape) < 3:
+        return None
+    zeros, places, values = scatter.inputs[:3]
+    index, pooled = _index(places, made, pools), made.get(values)
+    sizes = [size for size in shape[2:] if isinstance(size, int)]
+    if not index or pooled is None or pooled.kind != "Reshape" or len(sizes) < len(shape) - 2:
+        return None
+    while zeros in made and made[zeros].kind == "Reshape":
+        zeros = made[zeros].inputs[0]
+    if zeros not in made or made[zeros].kind != "ConstantOfShape":
+        return None
+    return replace(
+        scatter, kind="MaxUnpool", inputs=[pooled.inputs[0], index], outputs=node.outputs[:1],
+        attributes={"target": tuple(sizes)},
+    )  # fmt: skip
+
+
+def _index(name: str, made: Mapping[str, Node], pools: Collection[str]) -> str:
+    """The indices of a MaxPool from which those of a scatter are computed; empty if there are none."""
+    pending = [name]
+    while pending:
+        current = pending.pop()
+        if current in pools:
+            return current
+        node = made.get(current)
+        if node is not None and node.kind in ADDING:
+            pending += node.inputs[1:2] * (node.kind == "Add") + node.inputs[:1]
+    return ""
