@@ -18,6 +18,8 @@ from ir.graph import Graph, Operator
 
 MOST_DIMS = 2
 """Largest number of dims of a weight of a linear layer, an embedding or a norm."""
+CONVOLUTIONS = ("Conv", "ConvTranspose", "DeformConv")
+"""Kinds of convolutions: Megatron's pattern splits products and look-ups alone."""
 _Reader = tuple[str, tuple[Placement, Placement]]
 """The scope of an operator, and the placements of a tensor that it reads and of the gradient that it produces."""
 
@@ -43,15 +45,17 @@ def finer_than_modules(space: PlanSpace, column: Ints) -> str:
     return ""
 
 
-def with_whole_groups(space: PlanSpace, column: Ints) -> Ints:
-    """Signatures on one axis, of which those that a trainer of whole modules cannot run are replaced where possible.
+def with_whole_groups(space: PlanSpace, column: Ints, *, of_modules: bool) -> Ints:
+    """Signatures on one axis, of which those that a trainer cannot run are replaced where possible.
 
     In groups outside of the repeated units, such as that of the convolution that makes patches of images, every rank
-    then has all operands and results whole.
+    then has all operands and results whole. Convolutions are split by no trainer of Megatron's pattern.
 
     Args:
         space: the plan space of the model.
         column: [operator rows] signatures; not changed.
+        of_modules: whether the trainer shards whole modules: all that it cannot run is replaced. Otherwise convolutions
+            alone are.
     """
     graph, layers, found = space.problem.graph, _layers(space.problem.graph), column.copy()
     types = [unit.type for unit in space.linkage.blocks.units]
@@ -59,7 +63,8 @@ def with_whole_groups(space: PlanSpace, column: Ints) -> Ints:
         first, tables = int(space.evaluator.tables.spans[unit_type]), space.linkage.types[unit_type].signatures
         ops = [(space.operator(unit_type, row - first), tables[row - first]) for row in members.tolist()]
         runs = [
-            not op.is_live or _runs(graph, op, table[column[row]], layers)
+            not op.is_live
+            or (_runs(graph, op, table[column[row]], layers) if of_modules else op.kind not in CONVOLUTIONS)
             for row, (op, table) in zip(members.tolist(), ops, strict=True)
         ]
         if types.count(unit_type) > 1 or all(runs):

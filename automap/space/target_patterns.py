@@ -91,8 +91,9 @@ def patterns(space: PlanSpace, target: Target, along: bool) -> Iterator[Pattern]
             found = np.where(_layer_rows(space)[:, None], found, whole)
         names = [axis.name for axis in axes]
         columns = np.column_stack([found[:, names.index(axis if axis in names else "dp")] for axis in space.axes])
-        if tp > 1 and target.grain != "operators":
-            columns[:, -1] = with_whole_groups(space, columns[:, -1])
+        if tp > 1:
+            of_modules = target.grain != "operators"
+            columns[:, -1] = with_whole_groups(space, columns[:, -1], of_modules=of_modules)
         live = tuple(a for a, size in enumerate(space.meshes.mesh(shape)) if size > 1)
         fault = "" if tp == 1 else _unsplit(space, target, columns[:, -1], along)
         if not fault and any(not _is_split(space, columns[:, a], known.get(a, columns[:, a])) for a in live):

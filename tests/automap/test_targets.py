@@ -253,11 +253,11 @@ def test_constants_of_all_heads_leave_heads_whole(is_computed: bool, monkeypatch
 
 
 def test_convolutions_before_the_layers_stay_whole() -> None:
-    """A trainer of modules splits no convolution, such as that of ViT's patches; the layers after it are split."""
+    """No trainer of Megatron's pattern splits that of ViT's patches; the layers after it are split."""
     model = zoo.build("vit:layers=2,hidden=64,heads=4,image_size=32,patch_size=8")
-    for target in ("automap", "pytorch"):
+    for target in ("automap", "pytorch", "accelerate", "deepspeed"):
         training = {"global_batch": 8, "target": target}
-        space = plan_space(Problem.build(model, parse_cluster("2xA100"), training, {"fix": {"tp": 2}}))
+        space = plan_space(Problem.build(model, parse_cluster("4xA100"), training, {"fix": {"tp": 2}}))
         (values,) = space.random_batch(np.random.default_rng(0), 1).tolist()
         plan = decoded(space, values)
         assert Verifier(space.problem).violations(plan) == ()
