@@ -224,12 +224,16 @@ def _searched(
     name, place = list(starts.items())[int(seconds.argmin())]
     if share_left(len(starts), float(seconds.min())) <= 0.0:
         return Found(place, name, "priority", simulator.ranks(place), len(starts))
+
+    def left(further: int, best_s: float) -> float:
+        return share_left(len(starts) + further, best_s)
+
     if searcher == "dqn":
         from agents.gnn.dqn import search_dqn
 
-        found, found_s, evaluations = search_dqn(simulator, place, rng, share_left=share_left)
+        found, found_s, evaluations = search_dqn(simulator, place, rng, share_left=left)
     else:
-        found, found_s, evaluations = search_metropolis(simulator, place, rng, share_left=share_left, step=step)
+        found, found_s, evaluations = search_metropolis(simulator, place, rng, share_left=left, step=step)
     if found_s < seconds.min():
         name, place = searcher if searcher == "dqn" else "metropolis", found
     return Found(place, name, "priority", simulator.ranks(place), evaluations + len(starts))
