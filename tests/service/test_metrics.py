@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from typing import Any
 
 import httpx
@@ -32,6 +33,7 @@ def samples(api: httpx.Client) -> dict[tuple[str, ...], float]:
 def test_they_count_what_was_done(
     api: httpx.Client, client: redis.Redis, store: Store, settings: Settings, search: Any
 ) -> None:
+    began = time.time()
     ids = [api.post("/v1/jobs", json=JOB).json()["id"] for _ in range(4)]
     run(ids[0], client, search=search)
     store.cancel(ids[1])
@@ -50,6 +52,7 @@ def test_they_count_what_was_done(
     assert found["automap_job_run_seconds_count", "cancelled"] == 1
     assert found["automap_job_run_seconds_count", "failed"] == 0
     assert found["automap_job_wait_seconds_count",] == 2
+    assert 0.0 < found["automap_job_wait_seconds_sum",] < 2.0 * (time.time() - began)
     assert found["automap_workers",] == 1
     assert found["automap_worker_heartbeat_age_seconds", worker.name] < 60
     assert found["automap_store_up",] == 1

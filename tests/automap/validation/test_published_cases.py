@@ -119,8 +119,16 @@ def test_experts_take_ranks_from_the_inside_out() -> None:
     assert shape(dp=32, tp=2, ep=64) == [("dp", 1, "alike"), ("ep", 32, "spread"), ("tp", 2, "spread")]
     assert shape(dp=4, tp=2) == [("dp", 4, "alike"), ("tp", 2, "sliced")]
     assert shape(dp=256, tp=1, states=8)[:2] == [("dp", 32, "alike"), ("zero", 8, "alike")]
-    for wrong in ({"dp": 4, "tp": 1, "ep": 3}, {"dp": 4, "tp": 4, "ep": 2, "slices": 2}):
-        with pytest.raises(Unpriced):
+    whole = {"dp": 4, "tp": 4, "slices": 1}
+    assert shape(**whole, ep=8)[1:] == [("ep", 2, "spread"), ("tp", 4, "spread")]
+    for wrong in (
+        {"dp": 4, "tp": 1, "ep": 3},
+        {"dp": 4, "tp": 4, "ep": 2, "slices": 2, "sequence_parallel": True},
+        # Ranks of tp have the same tokens without sequence parallelism, and some would have no expert.
+        {**whole, "ep": 8},
+        {**whole, "ep": 2, "sequence_parallel": True},
+    ):
+        with pytest.raises(Unpriced, match=r"experts|does not fit"):
             mesh(**wrong)
 
 
