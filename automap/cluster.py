@@ -7,6 +7,7 @@ Units: seconds, bytes, bytes/s, FLOP/s (converted once from the units named in t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -21,7 +22,7 @@ import platformdirs
 from automap.arrays import Floats, Ints
 from automap.device_kinds import LEAST_RATE, MAX_DEVICES, Count, Device, Link, known, lookup
 from automap.documents import read_file
-from automap.errors import ClusterError
+from automap.errors import ClusterError, meant
 from automap.fitted_curves import Constants
 from automap.link_names import between_hosts
 from automap.records import LEFT_OUT, Range, from_json, to_json
@@ -89,18 +90,14 @@ class Cluster:
                 )
             self._check_rates(matrix)
         devices, links = dict[str, Any](self.devices), dict[str, Any](self.links)
-        described = {"device": devices, "intra_node_link": links, "inter_node_link": links}
         for index, node in enumerate(self.nodes):
-            for name, table in described.items():
+            for name, table in {"device": devices, "intra_node_link": links, "inter_node_link": links}.items():
                 key, field = getattr(node, name), f"nodes[{index}].{name}"
-                if key not in table and (found := known("links" if table is links else "devices").get(key.lower())):
-                    table[key] = found
                 if key not in table:
-                    repair = f"Describe {key!r} in the file, or name one that `automap clusters` lists."
-                    raise ClusterError("not described", field=field, value=key, repair=repair)
+                    table[key] = _known(name, key, field)
                 scope = name.partition("_")[0]
-                if name != "device" and links[key].scope != scope:
-                    repair = f"Name a link whose scope is {scope}."
+                if name != "device" and table[key].scope != scope:
+                    repair = f"Name a link whose scope is {scope}: one of {_names(scope)}, or one of your own."
                     raise ClusterError(f"no link of the scope {scope}", field=field, value=key, repair=repair)
         object.__setattr__(self, "devices", devices)
         object.__setattr__(self, "links", links)
@@ -177,7 +174,54 @@ def _wrong_number(num_devices: int, field: str, value: object) -> ClusterError:
     return ClusterError(text, field=field, value=value, repair=f"Name between 1 and {MAX_DEVICES} devices.")
 
 
-_PART = re.compile(r"^(?:(?P<nodes>\d+)x)?(?P<gpus>\d+)x(?P<device>[A-Za-z][\w.-]*)$")
+_PART = re.compile(r"^(?:(?P<nodes>\d+)x)?(?P<gpus>\d+)x(?P<device>[A-Za-z][\w.-]*)$", re.ASCII)
+_FILE = re.compile(r"[/\\]|\.(?:ya?ml|toml|txt)$")
+"""What only the names of files have."""
+
+
+def _known(name: str, text: str, field: str) -> Device | Link:
+    """The device or link that is known by a name.
+
+    Args:
+        name: the field of `Node` that names it.
+        text: the name.
+        field: where the name stands, for the error.
+
+    Raises:
+        ClusterError: nothing is known by this name.
+    """
+    folder = "devices" if name == "device" else "links"
+    found: Device | Link | None = known(folder).get(text.lower())
+    if found is not None:
+        return found
+    if name == "device":
+        near = meant(sorted({one.name for one in known(folder).values()}), text)
+        repair = f"{near}Describe {text!r} in the file, or name one that `automap clusters` lists."
+    elif name == "inter_node_link":
+        with contextlib.suppress(ClusterError):
+            return between_hosts(known(folder), text)
+        repair = f"Describe {text!r} in the file, use one of {_names('inter')}, or a rate as in 25Gbit."
+    else:
+        repair = f"Describe {text!r} in the file, or use one of {_names('intra')}."
+    raise ClusterError("not described", field=field, value=text, repair=repair)
+
+
+def _names(scope: str) -> str:
+    """The names of the known links of a scope."""
+    return ", ".join(sorted({link.name for link in known("links").values() if link.scope == scope}))
+
+
+def _form(spec: str) -> str:
+    """The repair of a text that is not understood: what it probably means, or how clusters are written."""
+    if _FILE.search(spec):
+        return "A cluster file is JSON, and its name ends in .json (docs/plan-format.md)."
+    text = re.sub(r"(?<=\d)\s*[xX×*]\s*", "x", spec.strip())
+    text = re.sub(r"\s+", "-", text)
+    for like in (text, f"1x{text}"):
+        match = _PART.match(like)
+        if match is not None and match["device"].lower() in known("devices"):
+            return f"Did you mean {like}? The form is [NODESx]GPUSxDEVICE[@LINK]."
+    return "Write [NODESx]GPUSxDEVICE[@LINK], as in 4x8xA100, or a JSON document (docs/plan-format.md)."
 
 
 def parse_cluster(spec: str | Mapping[str, Any]) -> Cluster:
@@ -206,8 +250,7 @@ def parse_cluster(spec: str | Mapping[str, Any]) -> Cluster:
     for part in text.split("+"):
         match = _PART.match(part.strip())
         if match is None:
-            repair = "Write [NODESx]GPUSxDEVICE[@LINK], as in 4x8xA100, or a JSON document (docs/plan-format.md)."
-            raise ClusterError("not understood", field="cluster", value=spec, repair=repair)
+            raise ClusterError("not understood", field="cluster", value=spec, repair=_form(spec))
         device: Device = lookup("devices", match["device"], "cluster")
         count, per_node = int(match["nodes"] or 1), int(match["gpus"])
         if count < 1 or per_node < 1 or count * per_node > MAX_DEVICES:

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import platformdirs
 
 from automap.documents import read_document, read_file
-from automap.errors import ClusterError, one_of
+from automap.errors import ClusterError, meant, one_of
 from automap.fitted_curves import COLLECTIVES, CollectiveCurve, Efficiency, Kernels, published_curves
 from automap.records import Range, from_json
 
@@ -32,6 +32,8 @@ LEAST_RATE = 1e-6
 """Least rate that is read, in TFLOP/s or GB/s (assumed)."""
 Rate = Annotated[float, Range(LEAST_RATE, 1e6)]
 """A rate in TFLOP/s or GB/s, up to a thousand times that of the fastest device or link of 2026."""
+Precision = Literal["bf16", "fp16", "tf32", "fp32", "fp8", "mxfp8", "nvfp4"]
+"""Precisions of arithmetic."""
 GENERAL = ("bf16", "fp16", "fp32")
 """Precisions that every operator can be computed in."""
 
@@ -78,6 +80,10 @@ class Device:
                 value=", ".join(missing),
                 repair="Add a curve for it, or take it out of peak_TFLOPs.",
             )
+        for precision in self.peak_TFLOPs:
+            if precision not in get_args(Precision):
+                repair = one_of(get_args(Precision), precision)
+                raise ClusterError("unknown precision", field="peak_TFLOPs", value=precision, repair=repair)
         if not any(precision in self.peak_TFLOPs for precision in GENERAL):
             raise ClusterError(
                 f"{self.name} has no arithmetic for operators other than products",
@@ -252,6 +258,8 @@ def lookup(folder: str, text: str, field: str) -> Any:
     """
     table = known(folder)
     if text.lower() not in table:
-        repair = one_of(sorted({item.name for item in table.values()}), text)
+        names = sorted({item.name for item in table.values()})
+        aliases = sorted({alias for item in table.values() for alias in item.aliases})
+        repair = f"{meant([*names, *aliases], text)}Use one of {', '.join(names)}."
         raise ClusterError(f"no {folder.removesuffix('s')} has this name", field=field, value=text, repair=repair)
     return table[text.lower()]

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ir.errors import ModelError, ModelTooExpensive, UserError, one_of, printable
+from ir.errors import ModelError, ModelTooExpensive, UserError, meant, one_of, printable
 
 __all__ = [
     "ClusterError",
@@ -24,6 +24,7 @@ __all__ = [
     "PlanError",
     "ProblemError",
     "UserError",
+    "meant",
     "one_of",
     "printable",
 ]

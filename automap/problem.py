@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from automap.annotations import annotated
 from automap.cluster import Cluster, parse_cluster
-from automap.device_kinds import Device
+from automap.device_kinds import Device, Precision
 from automap.documents import read_document
 from automap.errors import ProblemError, one_of
 from automap.globs import select
@@ -29,7 +29,6 @@ from ir.graph import Graph
 from ir.loss import with_loss
 from ir.vocabulary import padded
 
-Precision = Literal["bf16", "fp16", "tf32", "fp32", "fp8", "mxfp8", "nvfp4"]
 WEIGHT_BYTES: Mapping[str, float] = {"fp8": 1.0, "mxfp8": 1.0, "nvfp4": 0.5}
 """Bytes of one element of a matrix product's operand, for precisions that only matrix products with weights use."""
 ASYNC_TENSOR_OVERLAP = 0.5

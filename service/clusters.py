@@ -49,13 +49,19 @@ def device_lines() -> Iterator[str]:
             yield f"  {star} {device.name:{width}} {memory}  {peaks}"
 
 
-def link_lines() -> Iterator[str]:
-    """Lines on links between nodes, as they are named after an @."""
+def link_lines(scope: str) -> Iterator[str]:
+    """Lines on links, the slowest first.
+
+    Args:
+        scope: `inter`, links between nodes, with the rate of a network interface in Gbit/s; or `intra`, links inside a
+            node, with the rate of a device in GB/s.
+    """
     links = sorted((*known_links(), *own_links()), key=lambda link: (link.bandwidth_GBps, link.name))
     for link in links:
-        if link.scope == "inter":
+        if link.scope == scope:
             names = ", ".join((link.name, *link.aliases))
-            yield f"  {link.bandwidth_GBps * 8:5g} Gbit/s  {names}"
+            rate = f"{link.bandwidth_GBps * 8:5g} Gbit/s" if scope == "inter" else f"{link.bandwidth_GBps:7g} GB/s"
+            yield f"  {rate}  {names}"
 
 
 def own_line() -> str:

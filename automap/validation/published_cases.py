@@ -18,12 +18,12 @@ import numpy as np
 
 from automap.arrays import Ints
 from automap.cluster import Cluster, Node, parse_cluster
-from automap.device_kinds import Device, Link, known_devices, known_links
+from automap.device_kinds import Device, Link, Precision, known_devices, known_links
 from automap.errors import UserError
 from automap.plan import ScheduleKind
 from automap.price.evaluator import Evaluator
 from automap.price.lowered_plan import LoweredPlan, Segment
-from automap.problem import Precision, Problem, trainers
+from automap.problem import Problem, trainers
 from automap.space.shape import Shape
 from automap.space.stated_parts import (
     Axis,

@@ -125,8 +125,11 @@ def clusters(as_json: JsonOption = False) -> None:
     say("Devices, with peaks in TFLOP/s (* no kernels of it were measured: its band is wider):")
     for line in device_lines():
         say(line)
-    say("Links between nodes, as in @25Gbit, in place of those that a node has by default:")
-    for line in link_lines():
+    say("Links between nodes, as in @25Gbit, in place of those that a node has by default; any other rate is Ethernet:")
+    for line in link_lines("inter"):
+        say(line)
+    say("Links inside a node, one direction of a device, for cluster files (docs/plan-format.md):")
+    for line in link_lines("intra"):
         say(line)
     say(own_line())
     say(local_line(document["local"]))

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -54,8 +55,8 @@ def test_bad_text_names_field_value_and_repair(text, word):
 
 def test_an_unknown_link_is_refused_with_the_forms_that_are_known():
     with pytest.raises(ClusterError) as caught:
-        parse_cluster("4x8xV100@2Gbit")
-    listed = caught.value.repair.removeprefix("Use one of ").partition(", or describe")[0].split(", ")
+        parse_cluster("4x8xV100@2Zbit")
+    listed = caught.value.repair.removeprefix("Use one of ").partition(", any other rate")[0].split(", ")
     assert listed[:4] == ["1Gbit", "10Gbit", "25Gbit", "50Gbit"] and "IB-HDR" in listed and "nvlink2" not in listed
     assert all(parse_cluster(f"4x8xV100@{name}") for name in listed)
     with pytest.raises(ClusterError, match="Did you mean IB-HDR"):
@@ -182,6 +183,73 @@ def test_the_field_that_is_wrong_is_named(path, value, field):
         parse_cluster(document)
     assert caught.value.field == field
     assert caught.value.repair
+
+
+@pytest.mark.parametrize("text", ["40Gbit", "40GbE", "40Gbps", "40.0Gbit"])
+def test_a_rate_that_no_link_has_is_ethernet(text):
+    """Its bandwidth is in proportion to that of known Ethernet, and the cluster is read back from its document."""
+    cluster, like = parse_cluster(f"2x8xV100@{text}"), parse_cluster("2x8xV100@10Gbit")
+    rate, tenth = (group_link(one, (0, 8)).bytes_per_s for one in (cluster, like))
+    assert rate == pytest.approx(4.0 * tenth)
+    assert parse_cluster(cluster.to_json()) == cluster
+    assert parse_cluster("2x8xV100@10.0Gbit").links == like.links
+    document = like.to_json()
+    document["nodes"][0]["inter_node_link"] = text
+    assert group_link(parse_cluster(document), (0, 8)).bytes_per_s == rate
+
+
+@pytest.mark.parametrize("text", ["0Gbit", "0.0Gbit", "-1Gbit", "nanGbit", "1e400Gbit", "9999999Gbit"])
+def test_a_rate_out_of_range_is_refused(text):
+    with pytest.raises(ClusterError, match="no link between hosts"):
+        parse_cluster(f"2x8xV100@{text}")
+
+
+@pytest.mark.parametrize(
+    ("text", "repair"),
+    [
+        ("2x8xV100@12.5GB/s", "@100Gbit"),
+        ("8 x H100", "Did you mean 8xH100?"),
+        ("2*8×H100", "Did you mean 2x8xH100?"),
+        ("H100", "Did you mean 1xH100?"),
+        ("8xA100 80GB", "Did you mean 8xA100-80GB?"),
+        ("8xMI300", "Did you mean MI300X?"),
+        ("our-lab.yaml", "is JSON"),
+        ("clusters/our-lab", "is JSON"),
+    ],
+)
+def test_the_repair_says_what_was_probably_meant(text, repair):
+    with pytest.raises(ClusterError) as caught:
+        parse_cluster(text)
+    assert repair in caught.value.repair
+
+
+def test_the_example_of_a_cluster_file_is_read():
+    text = (Path(__file__).parents[2] / "docs/plan-format.md").read_text()
+    example = json.loads(next(part for part in text.split("```json") if "our-lab" in part).partition("```")[0])
+    cluster = parse_cluster(example)
+    assert cluster.num_devices == 16 and cluster.device(8).name == "our-card"
+
+
+@pytest.mark.parametrize("precision", ["BF16", "int8"])
+def test_a_peak_in_an_unknown_precision_is_refused(precision):
+    document = parse_cluster("4xA100").to_json()
+    document["devices"]["A100-80GB"]["peak_TFLOPs"][precision] = 1.0
+    with pytest.raises(ClusterError, match="unknown precision") as caught:
+        parse_cluster(document)
+    assert caught.value.field == "cluster.devices.A100-80GB.peak_TFLOPs" and "bf16" in caught.value.repair
+
+
+@pytest.mark.parametrize(("name", "link"), [("intra_node_link", "nvlink3"), ("inter_node_link", "infiniband-hdr")])
+def test_an_unknown_link_of_a_file_is_refused_with_those_of_its_scope(name, link):
+    document = parse_cluster("4xA100").to_json()
+    document["nodes"][0][name] = "NVLink"
+    with pytest.raises(ClusterError) as caught:
+        parse_cluster(document)
+    assert caught.value.field == f"cluster.nodes[0].{name}"
+    assert ("nvlink3" in caught.value.repair, "infiniband-hdr" in caught.value.repair) == (
+        link == "nvlink3",
+        link == "infiniband-hdr",
+    )
 
 
 def test_a_device_needs_one_general_precision_alone():
