@@ -121,7 +121,7 @@ bench: $(STAMP)
 	@for script in benchmarks/*_speed.py benchmarks/*_limits.py; do [ ! -e "$$script" ] || $(BIN)/python "$$script" || exit 1; done
 
 bench-search: $(STAMP)
-	@for script in problems searchers real_models search_scale dqn_ablation cost_graph; do \
+	@for script in problems searchers real_models search_scale dqn_ablation cost_graph pipeline_optima; do \
 		$(BIN)/python benchmarks/$$script.py || exit 1; \
 	done
 

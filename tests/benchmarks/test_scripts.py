@@ -27,7 +27,7 @@ from automap.validation.errors_by_group import predict
 from automap.validation.published_runs import load_runs
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-SHARED = {"constants", "fitting", "fleet", "priced_runs"}
+SHARED = {"constants", "fitting", "fleet", "pipeline_oracle", "priced_runs"}
 """What scripts have in common, and is no script."""
 SCRIPTS = {
     "auto_map": "--budget 16 --models vgg19",
@@ -67,6 +67,7 @@ SCRIPTS = {
     "memory_band": "{runs}",
     "network_gap": "--seeds 1 --search 16 --only vgg19 --known {known}",
     "pipedream_speedups": "{profiles}/dapple --workers 2",
+    "pipeline_optima": "--only random-12 --budget 16 --seeds 1 --climb 0.2",
     "prove_trainer": "1 --families mlp --clusters 2 --targets automap",
     "planners": "--budget 16 --portfolio 16 --models vgg19 --clusters 7_A100 --planners spp,whale",
     "pricing_speed": "0.001 --models vgg19 --batches 1",
