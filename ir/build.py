@@ -26,21 +26,8 @@ from ir.operators import (
     Value,
     make_operator,
 )
+from ir.repairs import MIXED_SAMPLES, SORTED_REPAIR, TWO_SAMPLES, repair_of_unknown
 
-TWO_SAMPLES = " Or export it with two samples: exporters leave out views that change nothing at one."
-"""A further repair if the batch of a file that was exported with one sample cannot be traced."""
-CLASSICAL = "ai.onnx.ml."
-"""Prefix of the kinds of classical models, such as trees, support vectors and preparation of inputs."""
-CLASSICAL_REPAIR = (
-    "Operators of ai.onnx.ml are those of classical models, which no gradient trains: hand in the neural network "
-    "alone, without what prepares its input or names its classes."
-)
-SIZED_BY_DATA = ("NonZero", "Unique", "Compress", "NonMaxSuppression", "StringSplit")
-"""Kinds with a result whose number of elements depends on the data."""
-SORTED_REPAIR = (
-    "A mixture of experts that sorts the tokens of all samples by their expert (JetMoE) is read where its export runs "
-    "a loop over all experts, or products with one-hot masks, in place of the sort."
-)
 MAX_VALUE_ELEMENTS = 4096
 """Elements of the largest constant whose value is read (assumed); larger ones are operators, or have no value."""
 
@@ -315,8 +302,9 @@ class GraphBuilder:
                     kind in KINDS and self._is_readable_without_batch(kind, names, is_read, attributes, opset)
                 ):
                     repair += f" {self.batch_question}{TWO_SAMPLES if self.export_batch == 1 else ''}"
+                    repair += MIXED_SAMPLES if isinstance(why, AcrossSamples) else ""
                 if kind not in KINDS:
-                    repair = _repair_of_unknown(kind, [n for n in outputs if n])
+                    repair = repair_of_unknown(kind, [n for n in outputs if n])
                 raise refuse(f"operator {base} ({kind}) cannot be read: {why}", f"{kind}({shapes})", repair) from None
         repair = f"Export the model with a symbolic batch dimension. {self.batch_question}"
         raise refuse(f"the batch of operator {base} ({kind}) cannot be traced", kind, repair)
@@ -347,18 +335,6 @@ class GraphBuilder:
                 self._emit_constant(result)
         operators = arrange(self.operators, outputs)
         return make_graph(operators, self.tensors, outputs, name=name, warnings=tuple(self.warnings), sha256=sha256)
-
-
-def _repair_of_unknown(kind: str, outputs: Sequence[str]) -> str:
-    """The repair for an operator outside the table whose results have no shapes."""
-    if kind in SIZED_BY_DATA:
-        return f"{kind} gives as much as the data holds: export with a mask, or with TopK of a fixed number, instead."
-    where = f"State the shape of {', '.join(outputs[:3])} in the file (graph.value_info): it is then read, replicated."
-    if kind.startswith("com.microsoft."):
-        return f"ONNX Runtime wrote this file for inference: hand in the one that the exporter wrote. Or: {where}"
-    if kind.startswith(CLASSICAL):
-        return f"{CLASSICAL_REPAIR} Or: {where}"
-    return where
 
 
 def _named(

@@ -14,7 +14,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from ir.alike_order import alike_order
-from ir.build import CLASSICAL, CLASSICAL_REPAIR, SIZED_BY_DATA, GraphBuilder, Stated
+from ir.build import GraphBuilder, Stated
 from ir.canonical import canonical
 from ir.errors import ModelError, refuse, too_expensive
 from ir.experts import recognise_experts
@@ -49,6 +49,7 @@ from ir.onnx.rewrites.slice_writes import write_slice
 from ir.operators import KINDS, Value
 from ir.operators.make import MAX_ELEMENTS
 from ir.parameters import split_fused
+from ir.repairs import CLASSICAL, CLASSICAL_REPAIR, SIZED_BY_DATA
 from ir.stacks import unstacked
 
 SMALL_VALUE = 64

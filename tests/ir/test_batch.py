@@ -104,6 +104,15 @@ def test_the_batch_is_asked_for_where_another_one_makes_an_operator_readable(kin
     assert ("--batch-dim" in caught.value.repair) == helps
 
 
+def test_a_product_of_samples_with_samples_is_told_to_stay_within_each():
+    """As csatv2's attention of `[samples, positions]` with its transpose."""
+    builder = GraphBuilder(export_batch=8)
+    builder.input("x", (1, 49))
+    builder.add("Transpose", ["x"], ["t"], attributes={"perm": (1, 0)})
+    with pytest.raises(ModelError, match=r"MatMul.*a product over samples.*If it is the batch.*within each sample"):
+        builder.add("MatMul", ["t", "x"], ["y"])
+
+
 def test_a_view_that_exporters_leave_out_at_one_sample() -> None:
     """Frames are taken apart from samples by a Reshape, of which an Unsqueeze is left at one sample: the error says how
     to export it."""

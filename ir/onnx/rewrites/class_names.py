@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ir.build import CLASSICAL
 from ir.onnx.readers.nodes import Node
+from ir.repairs import CLASSICAL
 
 MAP_OF_CLASSES = f"{CLASSICAL}ZipMap"
 NAMING = (f"{CLASSICAL}ArrayFeatureExtractor", f"{CLASSICAL}LabelEncoder", MAP_OF_CLASSES)
