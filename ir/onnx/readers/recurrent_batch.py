@@ -37,13 +37,13 @@ def recurrent_places(source: Source) -> dict[str, tuple[int, str]]:
     made = {name: node for node in source.nodes for name in node.outputs if name}
     found: dict[str, set[int]] = {}
     layers: dict[str, str] = {}
+    seen = set[tuple[str, int]]()
     for layer in source.nodes:
         if layer.kind not in RECURRENT:
             continue
         # Dims are counted from the last one (-1), since the ranks of inner tensors are not known here.
         place = -3 if layer.attributes.get("layout") else -2
         pending = [(layer.inputs[i], place) for i in STATEFUL if i < len(layer.inputs) and layer.inputs[i]]
-        seen = set[tuple[str, int]]()
         while pending:
             name, place = pending.pop()
             if (name, place) in seen:

@@ -49,7 +49,9 @@ def without_class_names(nodes: Sequence[Node], outputs: Sequence[str]) -> tuple[
 
 def _is_name(name: str, made: dict[str, Node]) -> bool:
     """Whether a tensor is the name of a class, through nodes of one operand that convert or view it."""
-    while name in made:
+    seen = set[str]()
+    while name in made and name not in seen:
+        seen.add(name)
         node = made[name]
         if node.kind in NAMING:
             return True

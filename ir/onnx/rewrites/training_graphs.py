@@ -32,11 +32,10 @@ def without_gradients(nodes: Sequence[Node], outputs: Sequence[str]) -> tuple[li
     Raises:
         ModelError: no output is computed by the forward pass.
     """
-    backward = {name for node in nodes if _is_backward(node) for name in node.outputs}
-    if not backward:
+    if not any(map(_is_backward, nodes)):
         return list(outputs), ()
-    made = {name: node for node in nodes for name in node.outputs}
-    kept = [name for name in outputs if not _depends(name, made, backward)]
+    backward = _behind_gradients(nodes)
+    kept = [name for name in outputs if name not in backward]
     if not kept:
         raise refuse(
             "the file is a training graph whose outputs are all gradients or updates",
@@ -56,14 +55,17 @@ def _is_backward(node: Node) -> bool:
     return is_contributed or node.kind.startswith(PREVIEW)
 
 
-def _depends(name: str, made: dict[str, Node], on: set[str]) -> bool:
-    """Whether a tensor is computed from one of those in `on`, or is one of them."""
-    pending, seen = [name], {name}
+def _behind_gradients(nodes: Sequence[Node]) -> set[str]:
+    """The gradients and updates of a file, and all tensors that are computed from them."""
+    readers: dict[str, list[Node]] = {}
+    for node in nodes:
+        for name in node.inputs:
+            readers.setdefault(name, []).append(node)
+    pending = [name for node in nodes if _is_backward(node) for name in node.outputs if name]
+    found = set(pending)
     while pending:
-        current = pending.pop()
-        if current in on:
-            return True
-        before = [n for n in made[current].inputs if n and n not in seen] if current in made else []
-        seen.update(before)
-        pending += before
-    return False
+        for node in readers.get(pending.pop(), ()):
+            fresh = [name for name in node.outputs if name and name not in found]
+            found.update(fresh)
+            pending += fresh
+    return found

@@ -63,7 +63,7 @@ def _unpooled(
     sizes = [size for size in shape[2:] if isinstance(size, int)]
     if not index or pooled is None or pooled.kind != "Reshape" or len(sizes) < len(shape) - 2:
         return None
-    while zeros in made and made[zeros].kind == "Reshape":
+    if zeros in made and made[zeros].kind == "Reshape":
         zeros = made[zeros].inputs[0]
     if zeros not in made or made[zeros].kind != "ConstantOfShape":
         return None
@@ -75,12 +75,14 @@ def _unpooled(
 
 def _index(name: str, made: Mapping[str, Node], pools: Collection[str]) -> str:
     """The indices of a MaxPool from which those of a scatter are computed; empty if there are none."""
-    pending = [name]
+    pending, seen = [name], {name}
     while pending:
         current = pending.pop()
         if current in pools:
             return current
         node = made.get(current)
         if node is not None and node.kind in ADDING:
-            pending += node.inputs[1:2] * (node.kind == "Add") + node.inputs[:1]
+            before = node.inputs[1:2] * (node.kind == "Add") + node.inputs[:1]
+            pending += [each for each in before if each not in seen]
+            seen.update(before)
     return ""
