@@ -300,6 +300,19 @@ def test_unknown_kinds_are_kept_and_named():
         load_model(helper.make_model(graph, opset_imports=opsets).SerializeToString())
 
 
+@pytest.mark.parametrize("samples", [1, 4])
+def test_an_unknown_kind_may_merge_samples_with_other_dims(samples):
+    odd = helper.make_node("Odd", ["x"], ["z"], domain="me", name="odd")
+    declared = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("x", (samples, 3, 4)), ("z", (3 * samples, 4)))
+    ]
+    graph = helper.make_graph([odd], "g", declared[:1], declared[1:])
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("me", 1)]
+    made = load_model(helper.make_model(graph, opset_imports=opsets).SerializeToString()).tensors["z"]
+    assert (made.shape, made.batch_dim, made.elements.at(5)) == ((3, 4), 0, 60)
+
+
 def test_local_functions_are_expanded():
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("f", 1)]
     twice = helper.make_function(
