@@ -302,12 +302,13 @@ def test_unknown_kinds_are_kept_and_named():
 
 @pytest.mark.parametrize("samples", [1, 4])
 def test_an_unknown_kind_may_merge_samples_with_other_dims(samples):
-    odd = helper.make_node("Odd", ["x"], ["z"], domain="me", name="odd")
-    declared = [
+    x, z, y = (
         helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-        for name, shape in (("x", (samples, 3, 4)), ("z", (3 * samples, 4)))
-    ]
-    graph = helper.make_graph([odd], "g", declared[:1], declared[1:])
+        for name, shape in (("x", (samples, 3, 4)), ("z", (3 * samples, 4)), ("y", (3 * samples, 4)))
+    )
+    odd, product = helper.make_node("Odd", ["x"], ["z"], domain="me"), helper.make_node("MatMul", ["z", "w"], ["y"])
+    weight = helper.make_tensor("w", TensorProto.FLOAT, [4, 4], [0.0] * 16)
+    graph = helper.make_graph([odd, product], "g", [x], [y], [weight], value_info=[z])
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("me", 1)]
     made = load_model(helper.make_model(graph, opset_imports=opsets).SerializeToString()).tensors["z"]
     assert (made.shape, made.batch_dim, made.elements.at(5)) == ((3, 4), 0, 60)
