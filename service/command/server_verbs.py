@@ -210,21 +210,25 @@ def _is_gnn(job: Mapping[str, Any]) -> bool:
 
 
 def _follow(client: AutomapClient, job_id: str) -> None:
-    """Shows the progress of a job until it ends.
+    """Shows the progress of a job until it ends; Ctrl-C ends only this command, and says so.
 
     Raises:
         UserError, RemoteError: what became of the job otherwise; see `AutomapClient.wait`.
     """
     from service.command.terminal import progress_line
 
-    with progress_line() as show:
-        for event in client.watch(job_id):
-            told = event.data
-            if event.kind == "progress":
-                show(told["searcher"], told["fraction"], told["evaluations"], told["best_step_time_s"])
-            else:
-                show(told["state"], 1.0 if event.ends else 0.0, 0, None)
-    client.wait(job_id)
+    try:
+        with progress_line() as show:
+            for event in client.watch(job_id):
+                told = event.data
+                if event.kind == "progress":
+                    show(told["searcher"], told["fraction"], told["evaluations"], told["best_step_time_s"])
+                else:
+                    show(told["state"], 1.0 if event.ends else 0.0, 0, None)
+        client.wait(job_id)
+    except KeyboardInterrupt:
+        say(f"the job goes on: `automap watch {job_id}` follows it, `automap cancel {job_id}` ends it", err=True)
+        raise
 
 
 def _job_line(job: Mapping[str, Any]) -> str:

@@ -92,6 +92,12 @@ def test_files_that_cannot_be_read_are_refused_by_their_path(tmp_path):
     assert caught.value.value == str(path)
 
 
+@pytest.mark.parametrize("text", ["", b"", " \n", b"\n"])
+def test_an_empty_document_is_called_so(text):
+    with pytest.raises(UserError, match="it is empty"):
+        read_document(text)
+
+
 def test_a_dash_is_stdin(monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'{"a": 1}')))
     assert read_file(Path("-"), field="plan", error=PlanError) == {"a": 1}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 import pytest
@@ -14,6 +14,7 @@ import service_work
 
 from automap.errors import NothingFits, ProblemError, UserError
 from automap.problem import Problem
+from service.client import AutomapClient
 from service.command.main import main
 from service.command.server_settings import read_settings
 from service.jobs.store import Store
@@ -122,6 +123,20 @@ def test_a_key_that_is_none(
     said = capsys.readouterr().err
     assert "key" in said and "automap keys create" in said
     assert not key or key.strip() not in said
+
+
+def test_ctrl_c_leaves_the_job_and_says_how_to_end_it(
+    api: httpx.Client, store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(client: AutomapClient, job_id: str) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(AutomapClient, "watch", interrupted)
+    assert main(["submit", *WORDS, "--url", str(api.base_url)]) == 130
+    (job,) = store.active()
+    assert job.state == "queued"
+    said = capsys.readouterr()
+    assert f"automap watch {job.id}" in said.err and f"automap cancel {job.id}" in said.err and not said.out
 
 
 def test_submit_and_leave(api: httpx.Client, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
