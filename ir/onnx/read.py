@@ -84,7 +84,7 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
     read = needed(read, written)
     tensors |= dequantised(read, tensors) if needs_values else {}
     nodes, warnings = in_floats(standard(read), stored, marked=marked)
-    nodes = with_unpooling(needed(without_empty_parts(nodes, stored), written), inner, written)
+    nodes = with_unpooling(needed(without_empty_parts(nodes, stored), written), stored, inner, written)
     if needs_values:
         note_periods(nodes, stored, {name: tensors[name] for name in unmarked & stored.keys()})
     if not marked:

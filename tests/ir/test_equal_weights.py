@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ir.onnx.load import load_model
 from ir.onnx.readers.nodes import KIND_KEY
+from ir.onnx.rewrites.computed_tables import computed_tables
 from ir.onnx.strip import strip
 from ir.serialize import graph_digest
 
@@ -93,6 +94,22 @@ def test_masks_and_sinusoids_are_no_parameters(table, is_parameter):
     nodes = [node("MatMul", ["x", "w0"], ["m"]), node("Add", ["m", "table"], ["y"])]
     graph = both(file(nodes, {**SQUARE, "table": table}))
     assert graph.num_parameters == 64 + 48 * is_parameter
+
+
+@pytest.mark.parametrize(
+    ("table", "is_computed"),
+    [
+        (np.tril(RANDOM.normal(size=(2, 6, 6))), True), (np.tril(RANDOM.normal(size=(6, 6)), -1), True),
+        (np.triu(RANDOM.normal(size=(6, 6))), False), (RANDOM.normal(size=(6, 6)), False),
+        (np.tril(RANDOM.normal(size=(3, 3))), False), (np.tril(RANDOM.normal(size=(6, 8))), False),
+    ],
+    ids=["of each head", "without the diagonal", "upper", "full", "small", "no square"],
+)  # fmt: skip
+def test_decays_of_earlier_positions_are_no_parameters(table, is_computed):
+    """A retention multiplies its scores by them (RetNet): zeros for later positions."""
+    tensors = {"decays": numpy_helper.from_array(table.astype(np.float32), "decays")}
+    assert computed_tables([("Mul", 1, "decays")], tensors) == ({"decays"} if is_computed else set())
+    assert not computed_tables([("MatMul", 1, "decays")], tensors)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def scattered(samples):
     return nodes, stored
 
 
-def file(nodes, samples, stored=(), outputs=("y",)):
+def file(nodes, samples, stored=(), outputs=("y",), *, declares=False):
     rng = np.random.default_rng(0)
     held = [
         numpy_helper.from_array(rng.normal(size=s).astype(np.float32), n)
@@ -54,15 +54,26 @@ def file(nodes, samples, stored=(), outputs=("y",)):
     results = [
         helper.make_tensor_value_info(n, TensorProto.INT64 if n == "i" else TensorProto.FLOAT, None) for n in outputs
     ]
-    inner = [helper.make_tensor_value_info("u", TensorProto.FLOAT, (samples, CHANNELS, SIDE, SIDE))]
+    # Optimisers drop the declarations of inner tensors.
+    inner = (
+        [] if not declares else [helper.make_tensor_value_info("u", TensorProto.FLOAT, (samples, CHANNELS, SIDE, SIDE))]
+    )
     graph = helper.make_graph(whole, "unpooling", [x], results, held, value_info=inner)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9).SerializeToString()
 
 
-@pytest.mark.parametrize(("form", "samples"), [*itertools.product(("operator", "scatter"), (1, 3))])
+@pytest.mark.parametrize(
+    ("form", "samples"), [*itertools.product(("operator", "scatter", "of computed sizes", "into stored zeros"), (1, 3))]
+)
 def test_each_channel_is_unpooled_alone(form, samples):
     nodes, stored = (UNPOOL, {}) if form == "operator" else scattered(samples)
-    graph = load_model(file(nodes, samples, stored))
+    if form == "into stored zeros":
+        nodes = [each for each in nodes if not {"zeros", "z"} & set(each.output)]
+        stored["z"] = np.zeros(samples * CHANNELS * SIDE**2, np.float32)
+    if form == "of computed sizes":
+        stored["all sizes"] = stored.pop("sizes")
+        nodes = [node("Abs", ["all sizes"], ["sizes"]), *nodes]
+    graph = load_model(file(nodes, samples, stored, declares=form != "scatter"))
     assert [op.kind for op in graph] == ["Conv", "MaxPool", "MaxUnpool", "Conv"] and not graph.warnings
     assert graph.forward_flops == 2 * 2 * 27 * CHANNELS * SIDE**2
     for op in graph.operators[1:3]:

@@ -27,6 +27,8 @@ POSITIONS: Mapping[str, tuple[int, ...]] = dict.fromkeys(("Add", "Sub", "Mul"), 
     "Gather": (0,), "Where": (1, 2),
 }  # fmt: skip
 """Kind -> operand positions in which masks and tables are read."""
+LEAST_TRIANGLE = 3
+"""Sides of the largest triangle that may be a coincidence (assumed): three zeros."""
 LEAST_FREQUENCIES = 8
 """Frequencies of the shortest table that is recognised (assumed)."""
 TOLERANCE = 0.02
@@ -60,7 +62,12 @@ def computed_tables(reads: Iterable[tuple[str, int, str]], tensors: Mapping[str,
                 found.add(name)
             if len(shape) == 1:
                 continue
-        if _is_mask(value) or _is_circular(value[..., ::2], value[..., 1::2]) or _is_sinusoidal(value):
+        if (
+            _is_mask(value)
+            or _is_triangular(value)
+            or _is_circular(value[..., ::2], value[..., 1::2])
+            or _is_sinusoidal(value)
+        ):
             found.add(name)
         elif np.abs(value).max() <= 2:
             alike.setdefault(shape, []).append((name, value))
@@ -81,6 +88,12 @@ def _is_mask(value: Value) -> bool:
     if low == high == 0:
         return value.ndim == 4 and value.shape[1] == 1 and min(value.shape[2:]) > 1
     return bool(low <= HIDDEN) or bool(low == 0 and high == 1 and ((value == 0) | (value == 1)).all())
+
+
+def _is_triangular(value: Value) -> bool:
+    """Whether the last two dims are triangles with zeros above the diagonal, as the decays of a retention (RetNet)."""
+    size = value.shape[-1]
+    return size > LEAST_TRIANGLE and value.shape[-2] == size and value.any() and not np.triu(value, 1).any()
 
 
 def _is_geometric(value: Value) -> bool:
