@@ -31,9 +31,10 @@ from automap.runtime.transformers_models import (
     quantised,
     with_mask,
 )
-from ir.build import MAX_VALUE_ELEMENTS, TWO_SAMPLES
+from ir.build import MAX_VALUE_ELEMENTS
 from ir.onnx.load import load_model
 from ir.onnx.readers.nodes import FROZEN_KEY, QUANTISED_KEY, UNREAD_KEY
+from ir.repairs import TWO_SAMPLES
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -101,7 +101,7 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
         if not any(map(_is_float, stored.values())):
             warnings += mark_weights(nodes, inputs)
     elif not holds_weights(nodes, stored):
-        warnings += mark_read_weights(nodes, inputs)
+        mark_read_weights(nodes, inputs)
     if is_pytorch or marked:
         nodes = separate_batch_and_heads(unfolded(nodes, stored, inputs), stored)
     if not marked:

@@ -62,3 +62,17 @@ def test_what_is_named_is_a_parameter_too():
     shapes = {name: shape for name, shape in SHAPES.items() if name != "b"} | {"table": (1, 5)}
     graph = load_model(file(nodes, shapes, x=("n", 3, 8, 8)), parameters=["table"])
     assert {t.name for t in graph.parameters} == {"kernel", "kernel_bias", "scale", "shift", "w", "table"}
+
+
+def test_what_is_stated_as_data_is_no_weight():
+    graph = load_model(
+        file(
+            [node("MatMul", ["x", "w"], ["h"]), node("MatMul", ["h", "k"], ["y"])],
+            {"w": (6, 5)},
+            x=("n", 4, 6),
+            k=(5, 5),
+        ),
+        batch_dims={"k": None},
+    )
+    assert [t.name for t in graph.parameters] == ["w"] and graph.tensors["k"].role == "input"
+    assert list(graph.warnings) == ["w: taken as parameters, since the file stores none and they are read as weights"]

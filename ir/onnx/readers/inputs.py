@@ -31,9 +31,15 @@ def add_inputs(builder: GraphBuilder, source: Source, options: ReadOptions) -> N
     for name, declared in source.inputs.items():
         is_named = any(fnmatchcase(name, pattern) for pattern in parameters)
         # Other marks (CONSTANT_TENSOR) are for values created during tracing, which are neither data nor trained.
-        roles[name] = "parameter" if is_named else marked.get(declared.kind, "buffer")
+        is_stated = declared.is_read_as_weight and name in (options.get("batch_dims") or {})
+        roles[name] = "parameter" if is_named else "input" if is_stated else marked.get(declared.kind, "buffer")
     used = {n for node in source.nodes for n in node.inputs}
     read = [(n, d) for n, d in source.inputs.items() if n in used or n in source.outputs]
+    weights = [n for n, d in read if d.is_read_as_weight and roles[n] == "parameter"]
+    if weights:
+        others = f" and {len(weights) - 3} more" if len(weights) > 3 else ""
+        why = "taken as parameters, since the file stores none and they are read as weights"
+        builder.warnings.append(f"{', '.join(weights[:3])}{others}: {why}")
     data = {n: d for n, d in read if roles[n] == "input"}
     places = _batch_places(builder, data, source, options)
     _check_bound(read, places, dims)

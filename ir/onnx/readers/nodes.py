@@ -146,6 +146,8 @@ class Declared:
     dtype: str
     kind: str = ""
     """PARAMETER, BUFFER, USER_INPUT ... as marked by the exporter; empty if it is not marked."""
+    is_read_as_weight: bool = False
+    """Whether `kind` follows from the operators that read an input; what the user states of it goes first."""
 
 
 @dataclass

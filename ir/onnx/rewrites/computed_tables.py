@@ -93,7 +93,8 @@ def _is_mask(value: Value) -> bool:
 def _is_triangular(value: Value) -> bool:
     """Whether the last two dims are triangles with zeros above the diagonal, as the decays of a retention (RetNet)."""
     size = value.shape[-1]
-    return size > LEAST_TRIANGLE and value.shape[-2] == size and value.any() and not np.triu(value, 1).any()
+    is_square = size > LEAST_TRIANGLE and value.shape[-2] == size
+    return is_square and bool(value.any()) and not np.triu(value, 1).any()
 
 
 def _is_geometric(value: Value) -> bool:

@@ -25,15 +25,12 @@ VIEWS = ("Transpose", "Cast", "Identity")
 """Kinds through which weights are followed."""
 
 
-def mark_read_weights(nodes: Iterable[Node], inputs: dict[str, Declared]) -> tuple[str, ...]:
+def mark_read_weights(nodes: Iterable[Node], inputs: Mapping[str, Declared]) -> None:
     """Marks the inputs of a file that are read as weights.
 
     Args:
         nodes: nodes of a file without stored weight matrices.
         inputs: its inputs; the marks of those that are weights or statistics are set, unless no data would be left.
-
-    Returns:
-        a warning that names the parameters that were found.
     """
     held = {
         name: declared.shape
@@ -57,16 +54,12 @@ def mark_read_weights(nodes: Iterable[Node], inputs: dict[str, Declared]) -> tup
                 vectors[name] = None
             elif node.kind == "Gather" and i == 0 and len(held[name]) == 2:
                 weights[name] = None
-    found = {**weights, **vectors}
+    found = weights | vectors
     if not any(len(held[name]) > 1 for name in weights) or found.keys() | statistics == inputs.keys():
-        return ()
-    for name in found:
-        inputs[name].kind = "PARAMETER"
-    for name in statistics:
-        inputs[name].kind = "BUFFER"
-    others = f" and {len(found) - 3} more" if len(found) > 3 else ""
-    names = ", ".join(list(found)[:3])
-    return (f"{names}{others}: taken as parameters, since the file stores none and they are read as weights",)
+        return
+    for name in found.keys() | statistics:
+        inputs[name].kind = "BUFFER" if name in statistics else "PARAMETER"
+        inputs[name].is_read_as_weight = True
 
 
 def _is_size(size: int | str) -> bool:
