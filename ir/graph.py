@@ -247,6 +247,18 @@ class Graph:
             maker = self.maker(name)
         return name
 
+    @cached_property
+    def differentiable(self) -> frozenset[str]:
+        """The tensors that may have a gradient: floats that depend on a parameter, frozen ones included.
+
+        Masks that are computed from samples alone have none.
+        """
+        found = {tensor.name for tensor in self.tensors.values() if tensor.role == "parameter" and tensor.is_float}
+        for op in self.operators:
+            if not found.isdisjoint(op.inputs):
+                found |= {name for name in op.outputs if self.tensors[name].is_float}
+        return frozenset(found)
+
     def keeps_activations(self, op: Operator) -> bool:
         """Whether the backward pass of an operator needs some activation of the forward pass."""
         return any(self.tensors[name].role == "activation" for name in op.saved)

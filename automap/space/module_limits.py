@@ -20,21 +20,26 @@ MOST_DIMS = 2
 """Largest number of dims of a weight of a linear layer, an embedding or a norm."""
 CONVOLUTIONS = ("Conv", "ConvTranspose", "DeformConv")
 """Kinds of convolutions: Megatron's pattern splits products and look-ups alone."""
+LINEAR = ("MatMul", "Gemm", "Gather", "Add")
+"""Kinds of operators of linear layers and embeddings that read a weight or a bias."""
 _Reader = tuple[str, tuple[Placement, Placement]]
 """The scope of an operator, and the placements of a tensor that it reads and of the gradient that it produces."""
 
 
-def finer_than_modules(space: PlanSpace, column: Ints) -> str:
+def finer_than_modules(space: PlanSpace, column: Ints, grain: str) -> str:
     """The reason why a trainer of whole modules cannot run some signatures on one axis; empty if it can run all.
 
     Args:
         space: the plan space of the model.
         column: [operator rows] signatures.
+        grain: what it splits, see `Target.grain`.
     """
     graph = space.problem.graph
     chosen = dict(_chosen(space, column))
     layers = _layers(graph)
     for name, (op, signature) in chosen.items():
+        if grain == "linear" and _splits_norm(graph, op, signature):
+            return f"{name} is in no linear layer or embedding, and its weights would be split"
         if not _runs(graph, op, signature, layers):
             return f"{name} is in no linear layer, embedding or norm, and would exchange or sum up data of ranks"
     for name in graph.tensors:
@@ -45,7 +50,7 @@ def finer_than_modules(space: PlanSpace, column: Ints) -> str:
     return ""
 
 
-def with_whole_groups(space: PlanSpace, column: Ints, *, of_modules: bool) -> Ints:
+def with_whole_groups(space: PlanSpace, column: Ints, grain: str) -> Ints:
     """Signatures on one axis, of which those that a trainer cannot run are replaced where possible.
 
     In groups outside of the repeated units, such as that of the convolution that makes patches of images, every rank
@@ -54,17 +59,22 @@ def with_whole_groups(space: PlanSpace, column: Ints, *, of_modules: bool) -> In
     Args:
         space: the plan space of the model.
         column: [operator rows] signatures; not changed.
-        of_modules: whether the trainer shards whole modules: all that it cannot run is replaced. Otherwise convolutions
-            alone are.
+        grain: what the trainer splits, see `Target.grain`. Of a trainer that does not shard whole modules, convolutions
+            alone are replaced.
     """
     graph, layers, found = space.problem.graph, _layers(space.problem.graph), column.copy()
     types = [unit.type for unit in space.linkage.blocks.units]
+
+    def can_run(op: Operator, signature: Signature) -> bool:
+        if grain == "operators":
+            return op.kind not in CONVOLUTIONS
+        return _runs(graph, op, signature, layers)
+
     for (unit_type, _), (members, values) in space.group_rows.items():
         first, tables = int(space.evaluator.tables.spans[unit_type]), space.linkage.types[unit_type].signatures
         ops = [(space.operator(unit_type, row - first), tables[row - first]) for row in members.tolist()]
         runs = [
-            not op.is_live
-            or (_runs(graph, op, table[column[row]], layers) if of_modules else op.kind not in CONVOLUTIONS)
+            not op.is_live or can_run(op, table[column[row]])
             for row, (op, table) in zip(members.tolist(), ops, strict=True)
         ]
         if types.count(unit_type) > 1 or all(runs):
@@ -74,6 +84,12 @@ def with_whole_groups(space: PlanSpace, column: Ints, *, of_modules: bool) -> In
                 found[members] = value
                 break
     return found
+
+
+def _splits_norm(graph: Graph, op: Operator, signature: Signature) -> bool:
+    """Whether weights are split of another operator than those of linear layers and embeddings."""
+    operands = zip(op.inputs, signature.inputs, strict=True)
+    return op.kind not in LINEAR and any(place >= 0 and any(_weights(graph, name)) for name, place in operands)
 
 
 def _is_whole(signature: Signature) -> bool:
@@ -178,7 +194,8 @@ def _runs(graph: Graph, op: Operator, signature: Signature, layers: set[str]) ->
         return False
     operands = zip(op.inputs, signature.inputs, signature.input_gradients, strict=True)
     return all(
-        _is_constant(graph, name) or (gradient != PARTIAL and not (placement >= 0 and any(_weights(graph, name))))
+        name not in graph.differentiable
+        or (gradient != PARTIAL and not (placement >= 0 and any(_weights(graph, name))))
         for name, placement, gradient in operands
     )
 

@@ -92,8 +92,7 @@ def patterns(space: PlanSpace, target: Target, along: bool) -> Iterator[Pattern]
         names = [axis.name for axis in axes]
         columns = np.column_stack([found[:, names.index(axis if axis in names else "dp")] for axis in space.axes])
         if tp > 1:
-            of_modules = target.grain != "operators"
-            columns[:, -1] = with_whole_groups(space, columns[:, -1], of_modules=of_modules)
+            columns[:, -1] = with_whole_groups(space, columns[:, -1], target.grain)
         live = tuple(a for a, size in enumerate(space.meshes.mesh(shape)) if size > 1)
         fault = "" if tp == 1 else _unsplit(space, target, columns[:, -1], along)
         if not fault and any(not _is_split(space, columns[:, a], known.get(a, columns[:, a])) for a in live):
@@ -114,7 +113,7 @@ def _unsplit(space: PlanSpace, target: Target, column: Ints, along: bool) -> str
         return f"ranks cannot {'split the sequence of all norms' if along else 'have all norms whole'}"
     if target.vocabulary_multiple > 1 and not _splits_head(space, column):
         return "the product with the vocabulary cannot be split"
-    return "" if target.grain == "operators" else finer_than_modules(space, column)
+    return "" if target.grain == "operators" else finer_than_modules(space, column, target.grain)
 
 
 def _norms_fit(space: PlanSpace, column: Ints, *, along: bool) -> bool:

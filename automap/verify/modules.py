@@ -119,19 +119,11 @@ def _finer(chunk: Chunk, model: Model, index: int, axis: str) -> str:
     if op.rule.factors[number].collective is not None:
         return "exchanges data inside itself"
     for name, text in zip(op.inputs, placed.inputs, strict=True):
-        if text == "B" and not _is_constant(model, name):
+        if text == "B" and name in model.graph.differentiable:
             return f"needs the gradient of {name} summed over ranks"
         if text != "B" and any(parameters_behind(model, name)):
             return f"splits {name}"
     return ""
-
-
-def _is_constant(model: Model, name: str) -> bool:
-    """Whether a tensor depends on no data and no parameter, or carries no gradient."""
-    index, tensor = model.graph.producer.get(name), model.graph.tensors[name]
-    if index is None:
-        return tensor.role in ("constant", "buffer") or not tensor.is_float
-    return model.graph.operators[index].is_constant
 
 
 def _changes(chunk: Chunk, model: Model, index: int, axis: str, inside: frozenset[str]) -> str:

@@ -228,9 +228,9 @@ def test_hints_that_a_target_obeys_neither_of_are_named_together() -> None:
 
 
 def test_a_degree_that_a_target_does_not_have_is_named() -> None:
-    """The trainer of modules splits BERT's weights nowhere, but its samples and layers."""
+    """The trainer of modules splits T5's samples alone: all layers read the position biases of all heads."""
     training, hints = {"global_batch": 8, "target": "automap"}, {"fix": {"tp": 2}}
-    model = zoo.build("bert:layers=2,hidden=64,heads=4,seq_len=32,vocab_size=128")
+    model = zoo.build("t5:layers=2,hidden=64,heads=4,seq_len=32,vocab_size=128")
     problem = Problem.build(model, parse_cluster("2xA100"), training, hints)
     with pytest.raises(ProblemError, match=r"hints\.fix\.tp: the target automap has no plan.*Use 1, or another"):
         plan_space(problem)

@@ -188,7 +188,7 @@ class _Reader:
             if PARTIAL in (*signature.inputs, *signature.outputs):
                 raise self._finer(op, "leaves a sum untaken outside of a linear layer or an embedding")
             for name, gradient in zip(op.inputs, signature.input_gradients, strict=True):
-                if gradient == PARTIAL and not self._is_constant(name):
+                if gradient == PARTIAL and name in self.graph.differentiable:
                     raise self._finer(op, f"needs the gradient of {name} summed over ranks, and is no layer of its own")
 
     def _is_split_norm(self, op: Operator) -> bool:
@@ -201,13 +201,6 @@ class _Reader:
             return False
         factors = [(other, s.factor) for other, s in self.operators if other.scope == path and s.factor is not None]
         return sum(other.rule.factors[factor].collective is not None for other, factor in factors) == 1
-
-    def _is_constant(self, name: str) -> bool:
-        """Whether a tensor depends on no data and no parameter, or carries no gradient."""
-        maker, tensor = self.graph.maker(name), self.graph.tensors[name]
-        if maker is None:
-            return tensor.role in ("constant", "buffer") or not tensor.is_float
-        return maker.is_constant
 
     def _parameters(self, name: str) -> Iterator[str]:
         """The parameters, as the module names them, that a tensor is a view of."""
@@ -239,7 +232,7 @@ class _Reader:
         if producer is not None and not producer.is_live:
             return self._check_constant(name)
         uses = [
-            Use(op, self.by_name[op.name].inputs[i], self.by_name[op.name].input_gradients[i])
+            Use(op, self.by_name[op.name].inputs[i], self._gradient(self.by_name[op.name], i, name))
             for op in map(self.graph.operators.__getitem__, self.graph.consumers[name])
             if op.name in self.by_name
             for i, operand in enumerate(op.inputs)
@@ -269,6 +262,12 @@ class _Reader:
             if path is not None:
                 self._enter(path, name, some, held)
         return None
+
+    def _gradient(self, signature: Signature, place: int, name: str) -> Placement:
+        """The placement of the gradient of an operand; one that has no gradient needs no change of it."""
+        if name in self.graph.differentiable:
+            return signature.input_gradients[place]
+        return gradient_placement(signature.inputs[place])
 
     def _left(self, held: Placement, uses: Sequence[tuple[str | None, Use]]) -> Placement:
         """The placement in which a layer leaves a tensor that no code around its readers reads."""
