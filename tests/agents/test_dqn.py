@@ -209,7 +209,7 @@ def test_few_plans_are_proposed_where_skeletons_are_solved(s, monkeypatch, decis
 def test_episodes_solve_skeletons_once_a_search_has_learnt_with_few_plans(s, monkeypatch, network):
     solved: list[tuple[int, ...]] = []
     before: list[int] = []
-    incumbent = incumbent_of(s, 400)
+    incumbent = incumbent_of(s, 100)
 
     def solve(skeletons, values):
         solved.append(values[: s.first.signature])
@@ -222,7 +222,7 @@ def test_episodes_solve_skeletons_once_a_search_has_learnt_with_few_plans(s, mon
     # Fewer plans are proposed where noise leads to the same one twice, and all four episodes may end at once.
     assert FIRST_PLANS <= before[0] <= FIRST_PLANS + (FIRST_PROPOSALS if network else 0) + 4
     assert len(set(solved)) > 1
-    assert incumbent.evaluations <= 400
+    assert incumbent.evaluations <= 100
 
 
 def test_an_episode_is_led_as_far_as_the_plan_is_open(s):
