@@ -199,7 +199,7 @@ def test_few_plans_are_proposed_where_skeletons_are_solved(s, monkeypatch, decis
         return propose(*arguments, most=most, **more)
 
     monkeypatch.setattr("agents.learning.dqn.propose", spy)
-    incumbent = incumbent_of(s, 200)
+    incumbent = incumbent_of(s, 80)
     run_dqn(incumbent, seed=0, templates=grid_of(s), parameters=Hyperparameters(num_envs=4), decisions=decisions)
     assert asked == [1, most - 1]
     assert incumbent.first_proposal is not None

@@ -393,7 +393,7 @@ def test_a_plan_with_idle_devices_is_compared_at_its_own_price():
     assert expert_s == pytest.approx(step_s(result.plan))
 
 
-@pytest.mark.parametrize(("batch", "used"), [(13, 1), (16, 4), (61, 1), (5, 5)])
+@pytest.mark.parametrize(("batch", "used"), [(13, 1), (16, 4), (5, 5)])
 def test_a_target_without_plans_on_all_devices_leaves_some_idle(batch, used):
     """Accelerate gives equally many samples to all ranks, and splits three heads in three at most."""
     graph = zoo.build("gpt:layers=4,hidden=1536,heads=3,seq_len=1024,vocab_size=512")
