@@ -18,6 +18,7 @@ from automap.price.plan_writer import to_plan
 from automap.problem import Problem
 from automap.space import stated_strategy as module
 from automap.space.space import PlanSpace
+from automap.space.stated_parts import recompute_masks
 from automap.space.stated_strategy import Strategy, recomputes_nothing, undivided
 from automap.space.templates import templates
 from automap.verify import verify
@@ -137,6 +138,23 @@ def test_it_is_the_template_of_those_degrees(evaluator_of: Any) -> None:
         np.array_equal(a.chosen, b.chosen) for a, b in zip(c.chunks[0], mine.chunks[0], strict=True)
     )]  # fmt: skip
     assert same
+
+
+def test_torchtitan_recomputes_every_second_product_and_saves_attention(evaluator_of: Any) -> None:
+    evaluator = evaluator_of()
+    graph, kinds = evaluator.problem.graph, [unit.type for unit in evaluator.blocks.units]
+    layer = max(set(kinds), key=kinds.count)
+    again = recompute_masks(evaluator, "torchtitan", "selective")(layer)
+    operators = graph.operators[evaluator.blocks.representative(layer).start :][: len(again)]
+    linear, scores, others = list[bool](), list[bool](), dict[str, bool]()
+    for op, runs_again in zip(operators, again.tolist(), strict=True):
+        if op.kind == "MatMul":
+            (linear if any(graph.is_weight(name) for name in op.inputs) else scores).append(runs_again)
+        else:
+            others[op.kind] = runs_again
+    assert linear == [False, True] * (len(linear) // 2) and len(linear) > 2
+    assert scores == [False, False] and not others["Softmax"]
+    assert others["LayerNormalization"] and others["Gelu"]
 
 
 def test_experts_are_spread_over_dp(evaluator_of: Any) -> None:
