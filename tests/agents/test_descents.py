@@ -1,6 +1,7 @@
 """Descents: what is tried at the end of one gains where it should, and no plan gets worse."""
 
 import numpy as np
+import pytest
 from small_clusters import cluster_with
 
 from agents import Budget
@@ -105,6 +106,7 @@ def test_virtual_stages_are_left_where_no_waiting_would_be_too_slow():
         assert (search.incumbent.evaluations > before) == tries
 
 
+@pytest.mark.slow
 def test_signatures_make_fit_what_templates_recompute_for(monkeypatch):
     """The signatures of other meshes make 112 layers fit on this one with recomputation; its own ones do without."""
     space = PlanSpace(generate(100_134).problem)

@@ -190,6 +190,7 @@ def test_the_pretrained_network_proposes_plans_at_once(light_graph):
     assert found.search.searchers["dqn"] < found.search.baselines["expert"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("decisions", "most"), [(HybridDecisions, FIRST_PROPOSALS), (ReplicationDecisions, PROPOSALS)])
 def test_few_plans_are_proposed_where_skeletons_are_solved(s, monkeypatch, decisions, most):
     asked = []

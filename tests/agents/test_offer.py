@@ -260,6 +260,7 @@ def test_whichever_device_has_slow_links_it_is_left_idle(slow):
     assert min(min(filter(None, row)) for row in part.problem.cluster.bandwidth_GBps) == 100.0
 
 
+@pytest.mark.slow
 def test_a_slow_kind_of_devices_is_left_idle():
     problem = build("gpt2", "8xH100+8xA100-80GB+8xV100-16GB", 48)
     part = part_to_search(promising(problem))
@@ -410,6 +411,7 @@ def test_a_target_without_plans_on_all_devices_leaves_some_idle(batch, used):
         assert price(asked, Plan.from_json(json.loads(json.dumps(plan.to_json())))) == plan.estimate
 
 
+@pytest.mark.slow
 def test_a_fixed_zero_stage_asks_for_replicas_where_a_target_leaves_devices_idle():
     problem = Problem.build(
         zoo.build(GPT), "3x8xA100-80GB", {"global_batch": 7, "target": "accelerate"}, {"fix": {"zero": 3}}
@@ -420,6 +422,7 @@ def test_a_fixed_zero_stage_asks_for_replicas_where_a_target_leaves_devices_idle
         search_offer(replace(problem, cluster=parse_cluster("6xA100-80GB")), Budget.parse(60), searchers=["expert"])
 
 
+@pytest.mark.slow
 def test_a_part_without_plans_is_not_searched():
     """Of 61 samples 61 replicas take one each; no other number of hosts or of devices in one divides them."""
     problem = Problem.build(zoo.build(RESNET), "13x8xA100-80GB", {"global_batch": 61, "target": "accelerate"})
@@ -669,6 +672,7 @@ def test_degrees_that_leave_devices_idle_go_beside_what_the_user_runs_today():
     assert kept.search.found_by == "yours" and kept.search.yours.changes == ()
 
 
+@pytest.mark.slow
 def test_a_plan_that_nothing_beats_is_kept():
     where = ("bert-large", "2x4xV100-16GB@25Gbit", 64)
     best = search_offer(build(*where), Budget.parse(400), searchers=("elimination",), tie=0.0).plan

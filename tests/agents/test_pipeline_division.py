@@ -77,6 +77,7 @@ def test_a_long_pipeline_of_unlike_stages_is_the_best_plan(hints):
     assert all(incumbent.space.encode(one) is not None for one in others)
 
 
+@pytest.mark.slow
 def test_a_budget_in_evaluations_limits_the_entries_of_tables(monkeypatch):
     """Their number is what takes time on large clusters; a division that is under way ends at its limit."""
     tables = []
@@ -134,6 +135,7 @@ def test_orders_are_listed_where_they_may_be_run(changes, lists):
         assert incumbent.reached["spp"] < 1.2 * incumbent.reached["piper"] < 1.2 * incumbent.reached["expert"]
 
 
+@pytest.mark.slow
 def test_a_portfolio_is_no_slower_than_spp_on_links_that_are_not_uniform():
     """SPP's orders of the devices and of the passes, and moves of units, have their share of a small budget."""
     rates = np.exp(np.random.default_rng(11).uniform(np.log(0.3), np.log(30.0), (7, 7)))

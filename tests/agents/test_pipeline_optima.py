@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from long_cases import long_but
 from small_clusters import cluster_with
 
 from agents import Budget, search
@@ -53,8 +54,11 @@ def best_of_all(problem):
     return best_s
 
 
-@pytest.mark.parametrize("memory_gib", [PLENTY_GIB, SCARCE_GIB])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("seed", "memory_gib"),
+    long_but([(0, PLENTY_GIB), (1, SCARCE_GIB)], itertools.product([0, 1], [PLENTY_GIB, SCARCE_GIB])),
+)
 def test_the_search_is_at_most_one_percent_above_the_best_pipeline(seed, memory_gib):
     cluster = cluster_with(memory_gib, "4x1xV100-16GB@25Gbit")
     problem = Problem.build(chain(seed), cluster, {"global_batch": BATCH}, {"fix": FIX})

@@ -99,6 +99,7 @@ def test_other_meshes_take_the_signatures_of_good_plans(scarce):
     assert taken.min() > 0.5 and taken.mean() > 0.9
 
 
+@pytest.mark.slow
 def test_the_fastest_plan_that_fits_is_the_first():
     """A reserve leaves 2.5 GB of each device: no template fits, and no plan that elimination has solved."""
     problem = generate(100_121).problem

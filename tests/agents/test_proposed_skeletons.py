@@ -53,6 +53,7 @@ def test_plans_are_legal_and_no_worse_than_the_opening(model, cluster, batch):
     assert incumbent.reached["dqn"] is not None
 
 
+@pytest.mark.slow
 def test_solving_what_is_proposed_pays():
     """Where few templates were improved, the skeletons of the network are solved and lead to a better plan."""
     incumbent, before_s, _, _ = proposed("bert-large", "8x2xV100-16GB@10Gbit", 128)
@@ -85,6 +86,7 @@ def test_only_skeletons_are_decided_before_whole_plans(monkeypatch):
     assert incumbent.first_proposal is None
 
 
+@pytest.mark.slow
 def test_the_first_skeleton_is_solved_before_others_are_decided(monkeypatch):
     reached, known = [], []
 
@@ -149,6 +151,7 @@ def test_a_first_plan_is_noted_where_no_time_is_left_to_solve_it(monkeypatch):
     assert not solved and incumbent.first_proposal is not None
 
 
+@pytest.mark.slow
 def test_further_skeletons_are_new_ones_and_small_budgets_are_left_alone():
     space = PlanSpace(Problem.build(zoo.build("gpt2-xl"), parse_cluster("2x8xV100-16GB@25Gbit"), {"global_batch": 128}))
     for evaluations, goes_on in ((REFINED_LEAST - 1, False), (8_000, True)):
