@@ -233,6 +233,7 @@ def test_descents_begin_near_the_best_plan_or_with_a_new_shape():
     assert proposed_skeletons._near_or_new(search, rows, begun) == kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [100_296, 100_111])
 def test_pipelines_have_unlike_stages_where_few_numbers_divide_the_devices_or_the_batch(seed, monkeypatch):
     """On 311 devices the space has pipelines of 29 stages of 11 devices, or of all devices; a batch of 867 has 3, 17 or
@@ -257,6 +258,6 @@ def test_few_numbers_divide_a_batch_where_they_are_far_apart(batch, is_few, mlp)
 
 def odd_problem(seed):
     """What is found in a budget of evaluations, which no clock ends."""
-    incumbent = Incumbent(PlanSpace(generate(seed).problem), Budget(evaluations=2_000), searcher="expert")
+    incumbent = Incumbent(PlanSpace(generate(seed).problem), Budget(evaluations=700), searcher="expert")
     grid = price_grid(incumbent, charged=False)
     return incumbent, propose_and_solve(improve_templates(incumbent, grid), grid, read_network(NETWORK), seed=0)
