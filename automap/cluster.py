@@ -213,6 +213,8 @@ def _names(scope: str) -> str:
 
 def _form(spec: str) -> str:
     """The repair of a text that is not understood: what it probably means, or how clusters are written."""
+    if spec.lstrip().startswith(("{", "[")):
+        return "Give a JSON document in a file whose name ends in .json; over REST, as an object and not as a text."
     if _FILE.search(spec):
         return "A cluster file is JSON, and its name ends in .json (docs/plan-format.md)."
     text = re.sub(r"(?<=\d)\s*[xX×*]\s*", "x", spec.strip())

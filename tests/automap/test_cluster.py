@@ -214,6 +214,7 @@ def test_a_rate_out_of_range_is_refused(text):
         ("8xA100 80GB", "Did you mean 8xA100-80GB?"),
         ("8xMI300", "Did you mean MI300X?"),
         ("our-lab.yaml", "is JSON"),
+        (' {"name": "our-lab"}', "file whose name ends in .json"),
         ("clusters/our-lab", "is JSON"),
     ],
 )

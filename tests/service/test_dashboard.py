@@ -16,6 +16,7 @@ from service_work import run
 from tiny_file import mlp
 
 from agents.searcher import Progress, Reached
+from automap.cluster import parse_cluster
 from automap.errors import NothingFits
 from automap.gnn.made_up import Shape, make_problem
 from service.jobs.keys import Keys
@@ -143,6 +144,25 @@ def test_from_the_form_to_the_plan(
     page.get_by_role("heading", name="Plan:").wait_for()
     assert not faults
     assert {httpx.URL(url).host for url in asked if not url.startswith(("data:", "blob:"))} == {api.base_url.host}
+    context.close()
+
+
+@pytest.mark.slow
+def test_the_text_of_a_cluster_file_is_a_cluster(browser: Any, api: httpx.Client, store: Store) -> None:
+    document = parse_cluster("2x2xA100-80GB@40Gbit").to_json()
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(f"{api.base_url}/#/new")
+    page.get_by_label("Name of the model").fill(GPT)
+    page.get_by_label("Cluster").fill(json.dumps(document)[:-1])
+    page.get_by_role("button", name="Search").click()
+    page.get_by_role("alert").get_by_text("cannot be read as JSON").wait_for()
+    assert page.evaluate("document.activeElement.id") == "cluster" and not store.active()
+    page.get_by_label("Cluster").fill(json.dumps(document))
+    page.get_by_role("button", name="Search").click()
+    page.get_by_text("queued", exact=True).wait_for()
+    (job,) = store.active()
+    assert job.request is not None and job.request.cluster == document
     context.close()
 
 

@@ -56,7 +56,7 @@ export async function showForm(root, signal) {
   const once = { body: "", key: "" }, doing = h("span", { role: "status", class: "quiet" });
   const form = h("form", { novalidate: false, onsubmit: submit },
     h("fieldset", {}, h("legend", {}, "Model"), h("p", {}, kind("zoo", "a known model"), kind("file", "a file")), parts.zoo, parts.file),
-    field("cluster", "Cluster", cluster, `${clusters.form}, as in 2x8xV100-16GB@25Gbit.`),
+    field("cluster", "Cluster", cluster, `${clusters.form}, as in 2x8xV100-16GB@25Gbit, or the text of a cluster file.`),
     field("global_batch", "Global batch", batch, "Samples of one optimizer step, over all devices."),
     field("precision", "Precision", precision),
     field("target", "Trainer", target, "Only plans that this trainer can run are searched."),
@@ -75,7 +75,7 @@ export async function showForm(root, signal) {
       const training = { global_batch: Number(batch.value) };
       if (precision.value) training.precision = precision.value;
       if (target.value) training.target = target.value;
-      const body = { cluster: cluster.value, training, budget: budget.value, workers: Number(workers.value) };
+      const body = { cluster: clusterOf(cluster.value), training, budget: budget.value, workers: Number(workers.value) };
       if (file.required) {
         const said = new URLSearchParams({ name: file.files[0].name.replace(/\.onnx$/, "") });
         for (const text of texts(dims)) said.append("dim", text);
@@ -110,6 +110,17 @@ export async function showForm(root, signal) {
 
 /** Fields of problems that the form has under another name. */
 const NAMES = { model: (isFile) => (isFile ? "file" : "zoo"), body: (isFile) => (isFile ? "file" : undefined) };
+
+/** A cluster as it is sent: the text of a form such as 8xH100 as it is, that of a file as its document. */
+function clusterOf(text) {
+  if (!text.trim().startsWith("{")) return text;
+  try {
+    return JSON.parse(text);
+  } catch (wrong) {
+    const title = "The cluster cannot be read as JSON";
+    throw Object.assign(new Error(`${title}: ${wrong.message}`), { document: { title, field: "cluster" } });
+  }
+}
 
 // crypto.randomUUID is there on secure origins alone, and a service inside a company is often reached by http.
 function key() {
