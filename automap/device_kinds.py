@@ -38,6 +38,12 @@ GENERAL = ("bf16", "fp16", "fp32")
 """Precisions that every operator can be computed in."""
 
 
+def in_gib(num_bytes: float) -> str:
+    """GiB with one decimal, or two figures where it is less than 1."""
+    gib = num_bytes / GIB
+    return f"{gib:.1f}" if gib >= 0.95 else f"{gib:.2g}"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Device:
     """One kind of accelerator, as its data file states it."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from agents.results.cluster_parts import stated_link
 from automap.cluster import Cluster, Node
-from automap.device_kinds import known_devices
+from automap.device_kinds import in_gib, known_devices
 from automap.errors import ClusterError, NothingFits, ProblemError
 from automap.families import families, kernels_of
 from automap.hints import Fix
@@ -32,7 +32,6 @@ from automap.space.target_limits import plan_space
 from automap.space.templates import templates
 from automap.targets import ANY
 
-GIB = float(1 << 30)
 CONFIDENCES = (0.9, 0.75, LEAST_CONFIDENCE)
 """Probabilities of fitting that are tried in place of a higher one."""
 WITHIN_S = 4.0
@@ -81,12 +80,12 @@ def nothing_fits(space: PlanSpace, nearest: Values) -> NothingFits:
     assert plan.estimate is not None
     worst = max(plan.estimate.memory_bytes, key=lambda m: m.total - m.capacity + m.reserve)
     short = worst.total - worst.capacity + worst.reserve
-    free = f", {_gib(worst.reserve)} of them kept free to be sure" if worst.reserve > 0.0 else ""
+    free = f", {in_gib(worst.reserve)} of them kept free to be sure" if worst.reserve > 0.0 else ""
     where = devices_in_words(worst.devices)
     have = f"each of the {where}, which have" if where.startswith("devices") else f"{where}, which has"
     fixed = ""
     if worst.buffers > worst.capacity:
-        fixed = f"; {_gib(worst.buffers)} GiB are buffers, among them those that the trainer keeps on every device"
+        fixed = f"; {in_gib(worst.buffers)} GiB are buffers, among them those that the trainer keeps on every device"
     shape = space.shape(nearest)
     sizes = (*zip(space.axes, space.meshes.mesh(shape), strict=True), ("pp", shape.pp))
     degrees = ", ".join(f"{name} {size}" for name, size in sizes)
@@ -99,20 +98,14 @@ def nothing_fits(space: PlanSpace, nearest: Values) -> NothingFits:
             "larger than a device. Train a smaller model or shorter samples."
         )
     return NothingFits(
-        f"no plan fits: the nearest ({degrees}) needs {_gib(worst.total)} GiB on "
-        f"{have} {_gib(worst.capacity)} GiB{free}{fixed}; {_gib(short)} GiB are missing",
+        f"no plan fits: the nearest ({degrees}) needs {in_gib(worst.total)} GiB on "
+        f"{have} {in_gib(worst.capacity)} GiB{free}{fixed}; {in_gib(short)} GiB are missing",
         field="cluster",
         value=space.problem.cluster.name,
         repair="Any of these makes a plan fit: " + "; ".join(r.about for r in found) + "." if found else none,
         nearest=plan.to_json(),
         changes=[to_json(r) for r in found],
     )
-
-
-def _gib(num_bytes: float) -> str:
-    """GiB with one decimal, or two figures where it is less than 1."""
-    gib = num_bytes / GIB
-    return f"{gib:.1f}" if gib >= 0.95 else f"{gib:.2g}"
 
 
 class _Trials:
@@ -190,7 +183,7 @@ def _freed(problem: Problem) -> Iterator[Change]:
         free = _changed(problem, hints=replace(hints, constraints=()))
         yield Change("hints.constraints", "[]", "leave out hints.constraints", free)
     if hints.memory_reserve_bytes > 0:
-        about = f"reserve no memory (now {hints.memory_reserve_bytes / GIB:.1f} GiB)"
+        about = f"reserve no memory (now {in_gib(hints.memory_reserve_bytes)} GiB)"
         free = _changed(problem, hints=replace(hints, memory_reserve_bytes=0.0))
         yield Change("hints.memory_reserve_bytes", "0", about, free)
 

@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from automap.arrays import Ints
 from automap.comparisons import Change
-from automap.device_kinds import GIB
+from automap.device_kinds import in_gib
 from automap.errors import UserError
 from automap.plan import MEMORY_CLASSES, Estimate, Plan, Sync, devices_in_words
 from automap.price.degrees import degrees_of
@@ -348,4 +348,4 @@ def shortage(estimate: Estimate) -> str | None:
     largest = max(MEMORY_CLASSES, key=lambda name: float(getattr(worst, name)))
     where = devices_in_words(worst.devices)
     need = "need" if where.startswith("devices") else "needs"
-    return f"{where} {need} {worst.total / GIB:.1f} GiB of {worst.capacity / GIB:.1f}, most of it {largest}"
+    return f"{where} {need} {in_gib(worst.total)} GiB of {in_gib(worst.capacity)}, most of it {largest}"

@@ -151,7 +151,7 @@ def _samples(batch: int, dp: int, strategy: Strategy) -> int:
         what = f"the global batch of {batch} is no multiple of dp * micro_batch = {dp * strategy.micro_batch}"
         if each and batch % dp:
             what = f"dp {dp} does not divide the global batch of {batch}, so replicas take unequal numbers of samples, "
-            what += "and the largest of these cannot be this one"
+            what += f"and the fullest one cannot have {strategy.micro_batch} in a micro-batch"
         raise _refuse(
             "micro_batch" if each else "dp",
             strategy.micro_batch if each else dp,

@@ -221,7 +221,7 @@ def _memory(estimate: Estimate) -> list[str]:
         columns = "".join(f"{amount / GIB:12.2f}" for amount in amounts)
         over = "  does not fit" if memory.total > memory.capacity else ""
         over = over or ("  may not fit" if memory.total > memory.capacity - memory.reserve else "")
-        lines.append(f"{memory.devices:{width}}{columns}{memory.total / memory.capacity:6.0%}{over}")
+        lines.append(f"{memory.devices:{width}}{columns} {memory.total / memory.capacity:5.0%}{over}")
     return lines
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from automap.cluster import parse_cluster
 from automap.plan import Plan, plan_schema
 from service.command.main import main
 
@@ -162,6 +163,21 @@ def test_a_plan_that_does_not_fit_is_shown_and_ends_with_3(capsys: pytest.Captur
     shown = capsys.readouterr()
     memory = json.loads(shown.out)["estimate"]["memory_bytes"][0]
     assert sum(v for k, v in memory.items() if k not in ("devices", "capacity")) > memory["capacity"]
+
+
+def test_a_device_of_a_few_megabytes_has_figures_that_can_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = parse_cluster("2xA100-80GB").to_json()
+    document["devices"]["A100-80GB"]["memory_GiB"] = 0.01
+    path = tmp_path / "small.json"
+    path.write_text(json.dumps(document))
+    assert main(["estimate", "zoo:gpt2:layers=2", "--cluster", str(path), "--global-batch", "4"]) == 3
+    shown = capsys.readouterr()
+    (row,) = (line.split() for line in shown.out.splitlines() if line.startswith("0-1 "))
+    total, capacity, share = float(row[6]), float(row[7]), float(row[8].rstrip("%"))
+    assert capacity == 0.01 and share == pytest.approx(100.0 * total / capacity, rel=0.01)
+    assert "GiB of 0.01, most of it" in shown.err
 
 
 @pytest.mark.parametrize(
