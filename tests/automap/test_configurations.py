@@ -60,7 +60,7 @@ def space_of(model: str, target: str) -> PlanSpace:
 def test_an_export_read_back_has_the_same_price(model: str, target: str, tmp_path: Path) -> None:
     space = space_of(model, target)
     problem = space.problem
-    for values in space.random_batch(np.random.default_rng(7), 8).tolist():
+    for values in space.random_batch(np.random.default_rng(7), 5).tolist():
         plan = annotate(space.decode(values), space.lowered(values), space.evaluator)
         save(export(plan, problem, target), tmp_path)
         for name in FILES[target]:

@@ -462,7 +462,7 @@ CHECKS = {
 @pytest.mark.parametrize(("model", "target"), CASES)
 def test_what_is_read_back_is_the_plan(model: str, target: str) -> None:
     space = space_of(model, target)
-    for values in space.random_batch(np.random.default_rng(4), 16).tolist():
+    for values in space.random_batch(np.random.default_rng(4), 8).tolist():
         plan, files = exported(space, values, target)
         CHECKS[target](plan, space.problem, files)
         report = json.loads(files[REPORT])
