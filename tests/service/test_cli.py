@@ -569,7 +569,7 @@ def test_a_model_with_its_weights_is_read_without_them(
 
 
 def test_the_batch_may_stand_anywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A recurrent layer over [time, batch, features] needs to be told; the refusal says how."""
+    """A recurrent layer over [time, batch, features] says which dim it is, and so does an option."""
     from onnx import TensorProto, helper
 
     shapes = {"w": (1, 32, 4), "r": (1, 32, 8)}
@@ -582,10 +582,13 @@ def test_the_batch_may_stand_anywhere(tmp_path: Path, capsys: pytest.CaptureFixt
     )
     path = tmp_path / "recurrent.onnx"
     path.write_bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]).SerializeToString())
-    assert main(["inspect", str(path), "--json"]) == 2
-    assert "--batch-dim" in capsys.readouterr().err
+    assert main(["inspect", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["forward_flops"] == 2 * 6 * (32 * 4 + 32 * 8)
+    assert any("batch" in warning for warning in found["warnings"])
     assert main(["inspect", str(path), "--batch-dim", "x=1", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["forward_flops"] == 2 * 6 * (32 * 4 + 32 * 8)
+    told = json.loads(capsys.readouterr().out)
+    assert told["forward_flops"] == found["forward_flops"] and told["warnings"] == []
     assert main(["inspect", str(path), "--batch-dim", "x"]) == 2
     assert "input=dim" in capsys.readouterr().err
 
