@@ -1,4 +1,7 @@
-"""An oracle for synchronous pipelines in 1F1B order, without virtual stages, that shares nothing with the searchers.
+"""An oracle for synchronous pipelines in 1F1B order, without virtual stages, whose programs no searcher has.
+
+It takes the costs of single units and the form of its plans from where the planners have them. Its plans are good, and
+not always the best there are: devices move in parts, and the changes at the end are single ones.
 
 For each number of micro-batches and each ZeRO stage, a dynamic program divides units and devices among stages. It
 minimises the sum of the times of all stages under limits of the slowest one, for a series of limits; times are those
