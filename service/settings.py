@@ -1,6 +1,6 @@
 """Settings of the service, read from the environment (`AUTOMAP_...`).
 
-Knows no component. Units: bytes, seconds.
+Knows no component of the service. Units: bytes, seconds.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from platformdirs import user_data_path
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from ir.onnx.readers.limits import LARGEST_FILE
+
 MIB = 1 << 20
 GIB = 1 << 30
-LARGEST_MODEL = 2047 * MIB
-"""Most bytes of a model file: protobuf reads messages of less than 2 GiB."""
 LARGEST_VALUE = 512 * MIB
 """Most bytes of a value of Redis, which cuts connections that send more (its default of `proto-max-bulk-len`)."""
 
@@ -31,7 +31,7 @@ class Settings(BaseSettings):
     """Folder in which the private Redis keeps its append-only file."""
     num_workers: int = Field(default=1, ge=0, le=256)
     """Worker processes that `automap serve` supervises; each runs one job at a time."""
-    max_model_bytes: int = Field(default=LARGEST_MODEL, ge=1, le=LARGEST_MODEL)
+    max_model_bytes: int = Field(default=LARGEST_FILE, ge=1, le=LARGEST_FILE)
     """Largest model file; of those beyond 64 MiB the weights are taken out before anything is stored."""
     max_uploads: int = Field(default=16, ge=1, le=1000)
     """Largest number of uploads at a time; their bytes are kept in temporary files while they arrive."""

@@ -109,7 +109,7 @@ def divide_pipelines(incumbent: Incumbent, grid: Grid) -> None:
     with _share(incumbent, SHARE, LEADING_S):
         effort = Effort(incumbent, DIVIDED * SHARE_S * left_s, DIVIDED * LEADING_S * left_s)
         with _share(incumbent, DIVIDED, 1.0):
-            divided = _Division(incumbent, solved_strategies(space, grid), effort).run(settings, in_phases=True)
+            divided = _Division(incumbent, solved_strategies(space, grid), effort, in_phases=True).run(settings)
         most_s = LEADING_S if leads(incumbent) else SHARE_S
         rest_s = max(began_s + most_s * left_s - incumbent.seconds, 0.0)
         with incumbent.share(seconds=rest_s if math.isfinite(rest_s) else None):
@@ -161,7 +161,7 @@ def divide_quickly(incumbent: Incumbent, grid: Grid, seconds: float) -> None:
     """
     if settings := _settings(incumbent.space, _near(incumbent, grid, NEAR)):
         effort = Effort(incumbent, seconds, seconds)
-        _Division(incumbent, solved_strategies(incumbent.space, grid), effort).run(settings, in_phases=False)
+        _Division(incumbent, solved_strategies(incumbent.space, grid), effort, in_phases=False).run(settings)
 
 
 def _settings(space: PlanSpace, pipelines: Sequence[_Near]) -> list[_Setting]:
@@ -200,17 +200,23 @@ class _Division:
         priced: all plans so far with their step times.
     """
 
-    def __init__(self, incumbent: Incumbent, solved: Sequence[tuple[int, Strategy]], effort: Effort) -> None:
+    def __init__(
+        self, incumbent: Incumbent, solved: Sequence[tuple[int, Strategy]], effort: Effort, *, in_phases: bool
+    ) -> None:
         """Begins with no plans.
 
         Args:
             incumbent: takes the plans.
             solved: see `solved_strategies`.
             effort: the limits of its time.
+            in_phases: whether there is a phase before in which stages have no inner axis and the ZeRO stage of the
+                first setting. It takes little time, and is safer: the programs do not know how much of the reduction of
+                gradients a schedule hides, and so may overrate other strategies. The programs then also divide the
+                cluster into submeshes that do not tile it.
         """
         self.priced: Priced = []
         self._incumbent, self._solved, self._effort = incumbent, solved, effort
-        self._megatron, self._in_phases = megatron_strategies(incumbent.space), False
+        self._megatron, self._in_phases = megatron_strategies(incumbent.space), in_phases
         self._known: set[object] = set()
         """`_key` of each plan that was tried."""
         self._best_s: dict[_Setting, float] = {}
@@ -219,19 +225,15 @@ class _Division:
         self._earlier_s: dict[_Setting, float] = {}
         """Step time of the best plan of each setting in the earlier phases."""
 
-    def run(self, settings: Sequence[_Setting], *, in_phases: bool) -> Priced:
+    def run(self, settings: Sequence[_Setting]) -> Priced:
         """Tries settings and others near them, then the ZeRO stages of `ZEROS` with the best setting.
 
         Args:
             settings: settings of pipelines, those of the fastest first.
-            in_phases: whether there is a phase before in which stages have no inner axis and the ZeRO stage of the
-                first setting. It takes little time, and is safer: the programs do not know how much of the reduction of
-                gradients a schedule hides, and so may overrate other strategies. The programs then also divide the
-                cluster into submeshes that do not tile it.
         """
-        self._incumbent.searcher, self._in_phases = "piper", in_phases
+        self._incumbent.searcher = "piper"
         plain = [strategy for strategy in self._megatron if strategy.tp == 1]
-        has_two = in_phases and 0 < len(plain) < len(self._megatron)
+        has_two = self._in_phases and 0 < len(plain) < len(self._megatron)
         for strategies in [plain, self._megatron] if has_two else [self._megatron]:
             if self._best_s and min(self._best_s.values()) <= NEAR * self._incumbent.least_s:
                 settings = list(dict.fromkeys([self._best, *settings]))[: len(settings)]

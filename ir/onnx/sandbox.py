@@ -30,7 +30,7 @@ from ir.graph import Graph
 from ir.onnx.fork_server import TASK_FILE, ForkServer, serve
 from ir.onnx.namespaces import leave_others
 from ir.onnx.options import ReadOptions
-from ir.onnx.readers.limits import check_size
+from ir.onnx.readers.limits import LARGEST_FILE, check_size
 from ir.onnx.system_calls import keep_computing_only
 from ir.serialize import graph_from_bytes, graph_to_bytes
 
@@ -41,8 +41,6 @@ GIB = 1 << 30
 PARSED_BYTES = 160 * MIB
 """Largest number of bytes of the upload and its parsed messages (measured: a typical file takes about twice its size, a
 file of tiny messages 150 times its size)."""
-LARGEST_FILE = 2047 * MIB
-"""Largest number of bytes of a file whose weights can be taken out; protobuf reads messages of less than 2 GiB."""
 COPIES = 4
 """Times the size of a file that taking out its weights may need in memory: the file as it is mapped, its bytes, the
 parsed message, and copies of weights that are compared (measured: 3.5 times for a VGG-19 of 575 MB)."""

@@ -322,8 +322,8 @@ def test_numbers_of_micro_batches_between_those_that_were_tried_have_a_turn(monk
     space = measured_layers("6x4xV100-16GB@10Gbit", 768)
     incumbent = Incumbent(space, Budget(evaluations=10_000), searcher="piper")
     effort = Effort(incumbent, float("inf"), float("inf"))
-    division = pipeline_division._Division(incumbent, [], effort)
-    division.run([pipeline_division._Setting(2, 0), pipeline_division._Setting(2, 1)], in_phases=True)
+    division = pipeline_division._Division(incumbent, [], effort, in_phases=True)
+    division.run([pipeline_division._Setting(2, 0), pipeline_division._Setting(2, 1)])
     counts = [setting.num_micro_batches for setting in tried]
     assert counts[:4] == [2, 3, 6, 12] and 8 in counts[: counts.index(24) + 3]
     assert division._best == (8, 0)

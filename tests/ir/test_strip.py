@@ -10,8 +10,9 @@ from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
 from ir.errors import ModelError, ModelTooExpensive
 from ir.onnx.load import load_model
+from ir.onnx.readers.limits import LARGEST_FILE
 from ir.onnx.rewrites.exporter_quirks import is_filled
-from ir.onnx.sandbox import LARGEST_FILE, SandboxLimits, strip_upload
+from ir.onnx.sandbox import SandboxLimits, strip_upload
 from ir.onnx.strip import strip, strip_file
 from ir.serialize import graph_digest
 

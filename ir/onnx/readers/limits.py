@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from ir.errors import ModelTooExpensive, too_expensive
 
 MIB = 1 << 20
+LARGEST_FILE = 2047 * MIB
+"""Largest number of bytes of a file whose weights can be taken out; protobuf reads messages of less than 2 GiB."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
