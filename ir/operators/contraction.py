@@ -155,12 +155,14 @@ def _samples_of_channels(ctx: Context, groups: int) -> tuple[tuple[int, ...], in
     """The batch factor of the channel dim if each sample has its own weights, and the number of groups per sample.
 
     Networks that compute the weights of a convolution from their data (dynamic convolutions, StyleGAN2) merge the
-    samples into the channels and use a grouped convolution: operands are `[1, (b c), ...]` and `[(b m), c, ...]`.
+    samples into the channels and use a grouped convolution: operands are `[1, (b c), ...]` and `[(b m), c, ...]`. An
+    image `[1, c, ...]` that all samples share, such as StyleGAN2's learned first one, has one group for all of them.
     """
     x, w = ctx.tensor(0), ctx.tensor(1)
     if w.batch_dim is None:
         return (), groups
-    if (x.batch_dim, w.batch_dim, groups % ctx.export_batch) != (1, 0, 0):
+    is_shared = ctx.kind == "Conv" and x.batch_dim is None and x.shape[1] == w.shape[1] and groups == ctx.export_batch
+    if w.batch_dim or not (is_shared or (x.batch_dim == 1 and groups % ctx.export_batch == 0)):
         raise AcrossSamples("each sample has weights of its own, and is no group of channels")
     if ctx.has(2) and (bias := ctx.tensor(2)).batch_dim is None:
         channels = w.shape[0] if ctx.kind == "Conv" else w.shape[1] * groups // ctx.export_batch
@@ -195,7 +197,7 @@ def conv(ctx: Context) -> Result:
     g = rule.loop(groups, name="g")
     c = rule.loop(w.shape[1], name="c", summed=not has_bias, fixed=has_bias)
     m = rule.loop(w.shape[0] // groups, name="m")
-    dims_x: Dims = [n, (*own, *g, *c)]
+    dims_x: Dims = [n, (*(own if x.batch_dim is not None else ()), *g, *c)]
     dims_w: Dims = [(*own, *g, *m), c]
     out: Dims = [n, (*own, *g, *m)]
     for i, (size_in, size_out) in enumerate(zip(x.shape[2:], sizes, strict=True)):

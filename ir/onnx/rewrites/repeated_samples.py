@@ -2,7 +2,7 @@
 
 Tools that fold constants also fold operators on class tokens or learned queries that do not depend on the samples, and
 store the result repeated for the exported batch: in its first dim or, if the sequence is first, in the second one. That
-dim may also contain heads, `[(b h), s, d]`. Such a tensor differs from a parameter of this shape only in its numbers;
+dim may also contain heads, `[(b h), s, d]`, and channels of images may contain the samples, `[1, (b c), h, w]`. Such a tensor differs from a parameter of this shape only in its numbers;
 stripped files mark it in metadata.
 """
 
@@ -64,16 +64,17 @@ def _rank(stored: Mapping[str, Stored], name: str) -> int:
 
 
 def periods(tensor: Any) -> tuple[int, ...]:
-    """Numbers of rows after which a stored tensor repeats itself, along its first dim, and along its second of three.
+    """Numbers of rows after which a stored tensor repeats itself, along its first dim, and along its second one.
 
     Args:
         tensor: protobuf.
 
     Returns:
-        the size of the dim where it does not repeat itself, or where that is not known.
+        the size of the dim where it does not repeat itself, or where that is not known; without the second dim for
+        tables, and for images with a first dim of samples.
     """
     shape = tuple(tensor.dims)
-    dims = (0, 1) if len(shape) == 3 else (0,)
+    dims = (0, 1) if len(shape) == 3 or (len(shape) > 3 and shape[0] == 1) else (0,)
     if len(shape) < 2 or not 0 < prod(shape) <= MAX_ELEMENTS:
         return shape[:1]
     is_made = _MADE.match(tensor.name) is not None

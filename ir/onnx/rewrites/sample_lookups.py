@@ -16,6 +16,9 @@ from ir.build import GraphBuilder
 from ir.onnx.readers.nodes import Node
 from ir.operators import Value
 
+VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Cast", "Identity")
+"""Kinds that leave the order of the elements of an index as it is."""
+
 
 @dataclass
 class SampleLookups:
@@ -134,39 +137,60 @@ class SampleLookups:
         return True
 
     def _gather_own(self, node: Node, inputs: Sequence[str]) -> bool:
-        """`x[arange(b), places]`: a look-up by each sample in its own rows.
+        """`x[arange(b)[:, None], places]`: a look-up by each sample in its own rows, at places that depend on the data.
 
-        The older exporter adds `arange(b) * rows` to the places and looks up in `[(b rows), ...]`, the newer one joins
-        `arange(b)` and the places to pairs.
+        The older exporter adds `arange(b) * rows` to the places and looks up in `[(b rows), ...]`, as DGCNN does itself
+        to find neighbours. The newer one joins `arange(b)` and the places to pairs.
         """
         builder = self.builder
         data, index = builder.tensors.get(inputs[0]), builder.tensors.get(inputs[1])
         if data is None or index is None or data.batch_dim != 0 or index.batch_dim != 0:
             return False
-        maker = self._producers.get(inputs[1])
-        rows, name = data.shape[0], node.outputs[0]
-        if node.kind == "Gather":
-            if int(node.attributes.get("axis", 0)) or maker is None or maker.kind != "Add" or len(index.shape) != 1:
+        rows, result, is_nd = data.shape[0], node.outputs[0], node.kind == "GatherND"
+        if int(node.attributes.get("batch_dims" if is_nd else "axis", 0)):
+            return False
+        shape = index.shape_at(builder.export_batch)
+        source, last = inputs[0], f"{result}#places"
+        if is_nd and shape[-1] == 2:
+            pairs = self._producers.get(inputs[1])
+            if rows != 1 or pairs is None or pairs.kind != "Concat" or len(pairs.inputs) != 2:
                 return False
-            places = self._other_than_samples(maker, rows)
-            if places is None:
+            found = self._other_than_samples(pairs, 1)
+            if found is None or self.resolve(pairs.inputs[1]) != found:
                 return False
-            self._reshape(node, inputs[0], f"{name}#rows", [builder.export_batch, rows, *data.shape[1:]])
-            last = builder.constant(f"{name}#axis", np.asarray([-1]))
-            builder.add("Unsqueeze", [places, last], [f"{name}#places"], name=node.name, scope=node.scope)
-            source, places = f"{name}#rows", f"{name}#places"
+            last, depth = found, len(shape)
         else:
-            if node.attributes.get("batch_dims") or maker is None or maker.kind != "Concat" or len(maker.inputs) != 2:
+            total = None if is_nd and shape[-1] != 1 else self._behind_views(inputs[1])
+            found = None if total is None else self._other_than_samples(total, rows)
+            if found is None:
                 return False
-            rest = self._other_than_samples(maker, 1)
-            if rest is None or rows != 1 or self.resolve(maker.inputs[1]) != rest:
-                return False
-            source, places = inputs[0], rest
-        attributes, opset = {"batch_dims": 1}, node.opset
+            source = f"{result}#rows"
+            self._reshape(node, inputs[0], source, [builder.export_batch, rows, *data.shape[1:]])
+            axes = builder.constant(f"{result}#axis", np.asarray([-1]))
+            builder.add("Unsqueeze", [found, axes], [last], name=node.name, scope=node.scope)
+            depth = len(builder.tensors[last].shape)
+        places = builder.tensors[last].shape_at(builder.export_batch)[: depth - 1]
+        wanted = shape[:-1] if is_nd else shape
+        made = result if places == wanted else f"{result}#found"
         builder.add(
-            "GatherND", [source, places], [name], name=node.name, scope=node.scope, attributes=attributes, opset=opset
+            "GatherND",
+            [source, last],
+            [made],
+            name=node.name,
+            scope=node.scope,
+            attributes={"batch_dims": 1},
+            opset=node.opset,
         )
+        if made != result:
+            self._reshape(node, made, result, [*wanted, *data.shape[1:]])
         return True
+
+    def _behind_views(self, name: str) -> Node | None:
+        """The sum of which a tensor is a view; None if it is none."""
+        maker = self._producers.get(name)
+        while maker is not None and maker.kind in VIEWS:
+            maker = self._producers.get(self.resolve(maker.inputs[0]))
+        return maker if maker is not None and maker.kind == "Add" else None
 
     @cached_property
     def _producers(self) -> Mapping[str, Node]:
@@ -180,8 +204,9 @@ class SampleLookups:
             if value is None or names[1 - i] not in self.builder.tensors:
                 continue
             # When the sum was computed, a constant that held all samples was cut to the first.
-            if value.size in (1, self.builder.export_batch) and np.array_equal(
-                value.reshape(-1), np.arange(value.size) * rows
-            ):
-                return names[1 - i]
+            rank, samples = len(self.builder.tensors[names[1 - i]].shape), range(self.builder.export_batch)
+            if value.size == 1 or (value.ndim == rank and len(value) in (1, len(samples))):
+                own = np.asarray(samples[: len(value) if value.ndim else 1]).reshape(-1, *[1] * (value.ndim - 1))
+                if (value == own * rows).all():
+                    return names[1 - i]
         return None
