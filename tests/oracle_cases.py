@@ -93,6 +93,7 @@ CONTRACTIONS = [
          id="group"),
     Case("Conv", ((1, 4, 8, 8), (8, 1, 3, 3)), attributes={"group": 4}, id="depthwise"),
     Case("Conv", ((1, 4, 6, 8), (8, 2, 3, 3)), (1, 0), {"group": 2, "pads": (1, 1, 1, 1)}, id="weights of samples"),
+    Case("Conv", ((1, 4, 6, 8), (8, 4, 3, 3)), (None, 0), {"pads": (1, 1, 1, 1)}, id="image of all samples"),
     Case("Conv", ((1, 4, 8, 8), (6, 4, 2, 2)), attributes={"strides": (2, 2)}, id="patch"),
     Case("Conv", ((1, 4, 8), (6, 4, 2)), attributes={"strides": (2,), "pads": (1, 0)}, id="shifted patch"),
     Case("Conv", ((4, 4, 6), (8, 4, 3)), (None, None), {"pads": (1, 1)}, id="no batch"),
