@@ -14,11 +14,12 @@ import torch
 from torch import nn
 
 from agents import Budget, search_offer
+from automap.amounts import in_seconds
 from automap.price.estimate import price
 from automap.problem import Problem
 from automap.runtime.torch_export import export_onnx
 from ir.onnx.sandbox import import_model
-from service.report import GIB, seconds
+from service.report import GIB
 
 RANK, TOKENS, SAMPLES, CLUSTER = 16, 4096, 64, "8xA100-80GB"
 ADAPTERS_ALONE = ["*", "!*lora*"]
@@ -64,12 +65,14 @@ def main() -> None:
         plans[case] = plan = search_offer(problem, Budget.parse(arguments.budget)).plan
         trained = sum(t.num_elements for t in problem.graph.parameters if not t.frozen)
         most = max(memory.total for memory in plan.estimate.memory_bytes)
-        time = seconds(plan.estimate.step_time_s)
+        time = in_seconds(plan.estimate.step_time_s)
         print(f"{case}: {trained / 1e6:,.1f} M of {graph.num_parameters / 1e6:,.1f} M parameters, ", end="")
         print(f"{time} a step, {most / GIB:.1f} GiB a device", flush=True)
     again = price(problems["adapters alone"], plans["all trained"])
     most = max(memory.total for memory in again.memory_bytes)
-    print(f"the first plan where adapters alone are trained: {seconds(again.step_time_s)} a step, {most / GIB:.1f} GiB")
+    print(
+        f"the first plan where adapters alone are trained: {in_seconds(again.step_time_s)} a step, {most / GIB:.1f} GiB"
+    )
 
 
 if __name__ == "__main__":

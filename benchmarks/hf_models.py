@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from service.report import seconds
+from automap.amounts import in_seconds
 
 LLAMA_70B = {
     "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64,
@@ -67,7 +67,7 @@ def plan(name: str, folder: Path, budget: str) -> bool:
         return False
     found = json.loads(out)
     billions = found["model"]["num_parameters"] / 1e9
-    step = seconds(found["estimate"]["step_time_s"])
+    step = in_seconds(found["estimate"]["step_time_s"])
     print(f"{name:11} {billions:7.3f} G parameters   {took:4.0f} s   step {step:>8} on {cluster}", flush=True)
     return True
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from agents import Budget, search_offer
+from automap.amounts import in_seconds
 from automap.cluster import parse_cluster
 from automap.comparisons import Change
 from automap.errors import NothingFits, ProblemError
@@ -28,7 +29,7 @@ from automap.problem import Problem
 from automap.space.changes import shortage
 from automap.targets import ANY, targets
 from ir import zoo
-from service.report import GIB, fullest, seconds
+from service.report import GIB, fullest
 from service.strategy import strategy
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "recipes.md"
@@ -209,7 +210,7 @@ def tables(recipe: Recipe, budget: Budget, names: Sequence[str]) -> Iterator[str
     room = f"; it does not fit: {lacks}" if lacks else ""
     if lacks is None and not fits:
         room = f"; it fits with {own.plan.estimate.fit_probability or 0.0:.0%} probability, and 95% are asked of plans"
-    price = f"{seconds(own_s)} a step of {recipe.training['global_batch']} samples"
+    price = f"{in_seconds(own_s)} a step of {recipe.training['global_batch']} samples"
     yield f"## {recipe.title}\n"
     yield f"{recipe.source}: {price}{room}.\n"
     yield (
@@ -231,7 +232,7 @@ def tables(recipe: Recipe, budget: Budget, names: Sequence[str]) -> Iterator[str
         if yours is not None and fits and step_s > own_s * (1.0 + 1e-9):
             raise SystemExit(f"{recipe.title}, {name}: {step_s} s, the recipe takes {own_s} s")
         share = f"{memory.total / GIB:.0f} of {memory.capacity / GIB:.0f} GiB"
-        yield f"| `{name}` | {strategy(plan)} | {seconds(step_s)} | {own_s / step_s:.2f}x | {share} |"
+        yield f"| `{name}` | {strategy(plan)} | {in_seconds(step_s)} | {own_s / step_s:.2f}x | {share} |"
         if yours is not None and own_s > EXPLAINED * step_s:
             reasons.append(f"`{name}`: {'; '.join(worth(yours.changes, own_s))}.\n")
     yield ""
@@ -256,7 +257,7 @@ def worth(changes: tuple[Change, ...], own_s: float) -> Iterator[str]:
 
 
 def _signed(value: float) -> str:
-    return f"{'−' if value < 0.0 else '+'}{seconds(abs(value))}"
+    return f"{'−' if value < 0.0 else '+'}{in_seconds(abs(value))}"
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from automap.amounts import in_seconds
 from automap.comparisons import Change, TargetCost
 from automap.plan import DeviceMemory, Estimate, Plan, devices_in_words
 from automap.search_record import LEFT_BY_TARGET, LEFT_IDLE, SearchRecord
@@ -50,7 +51,7 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
     if estimate is not None:
         lines.append(("step", step(plan)))
         if plan.measured is not None and "step_time_s" in plan.measured:
-            text = f"{seconds(plan.measured['step_time_s'])} a step, the median of {plan.measured['num_steps']}"
+            text = f"{in_seconds(plan.measured['step_time_s'])} a step, the median of {plan.measured['num_steps']}"
             lines.append(("measured", text))
         lines.append(("speed", speed(plan)))
         memory = fullest(plan)
@@ -71,10 +72,10 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         if search.first_s is not None and search.first_after_s is not None:
             more = search.first_s / estimate.step_time_s - 1.0
             beside = f"{more:.1%} above this one" if more >= 0.0005 else "as fast as this one"
-            text = f"the network proposed a plan of {seconds(search.first_s)}, {beside}"
-            lines.append(("at first", f"{text}, after {seconds(search.first_after_s)}"))
+            text = f"the network proposed a plan of {in_seconds(search.first_s)}, {beside}"
+            lines.append(("at first", f"{text}, after {in_seconds(search.first_after_s)}"))
         if search.searchers:
-            each = (f"{name} {'nothing' if s is None else seconds(s)}" for name, s in search.searchers.items())
+            each = (f"{name} {'nothing' if s is None else in_seconds(s)}" for name, s in search.searchers.items())
             lines.append(("reached", ", ".join(each)))
         lines.append(("bound", bound(plan)))
         lines += trials(search)
@@ -89,9 +90,9 @@ def yours(plan: Plan) -> list[tuple[str, str]]:
     if own is None:
         return []
     if own.shortage is not None:
-        text = f"{own.name} does not fit: {own.shortage}; its step would take {seconds(own.step_time_s)}"
+        text = f"{own.name} does not fit: {own.shortage}; its step would take {in_seconds(own.step_time_s)}"
     else:
-        text = f"{own.name} takes {seconds(own.step_time_s)}, this plan {seconds(best_s)}"
+        text = f"{own.name} takes {in_seconds(own.step_time_s)}, this plan {in_seconds(best_s)}"
     large = most(own.changes)
     if plan.search.found_by == "yours":
         text += ": nothing that was found is faster, this is your plan"
@@ -112,7 +113,7 @@ def side_by_side(plan: Plan) -> list[tuple[str, str]]:
     for one in plan.search.beside:
         more = one.step_time_s / step_s - 1.0
         difference = f"{more:+.1%}".replace("-", "−") + (", a tie" if one.tie else "")
-        text = f"{seconds(one.step_time_s)} ({difference}), {one.memory:.0%} of the memory: {one.strategy}"
+        text = f"{in_seconds(one.step_time_s)} ({difference}), {one.memory:.0%} of the memory: {one.strategy}"
         lines.append(("" if lines else "others", text))
     if plan.training.target != ANY:
         return lines
@@ -128,7 +129,7 @@ def without_target(plan: Plan, found: TargetCost) -> str:
     """What the plan's target costs, and why."""
     assert plan.estimate is not None and plan.search is not None
     less = 1.0 - found.step_time_s / (plan.search.fastest_s or plan.estimate.step_time_s)
-    text = f"the best plan found for any trainer takes {seconds(found.step_time_s)}, {less:.0%} less"
+    text = f"the best plan found for any trainer takes {in_seconds(found.step_time_s)}, {less:.0%} less"
     return f"{text}: {'; '.join(found.beyond)}"
 
 
@@ -147,7 +148,7 @@ def worth(change: Change) -> str:
     """A change with the seconds that it saves, and where."""
     if not change.saved_s:
         return f"{change.about}: as fast"
-    text = f"{change.about}: {seconds(abs(change.saved_s))} {'less' if change.saved_s > 0.0 else 'more'}"
+    text = f"{change.about}: {in_seconds(abs(change.saved_s))} {'less' if change.saved_s > 0.0 else 'more'}"
     parts = sorted(change.parts_s.items(), key=lambda part: -abs(part[1]))
     shown = [(name, saved) for name, saved in parts if abs(saved) >= SHOWN * abs(change.saved_s)]
     text += f" ({', '.join(f'{name} {_signed(-saved)}' for name, saved in shown)})"
@@ -155,7 +156,7 @@ def worth(change: Change) -> str:
 
 
 def _signed(value: float) -> str:
-    return f"{'−' if value < 0.0 else '+'}{seconds(abs(value))}"
+    return f"{'−' if value < 0.0 else '+'}{in_seconds(abs(value))}"
 
 
 def trials(search: SearchRecord) -> list[tuple[str, str]]:
@@ -165,9 +166,9 @@ def trials(search: SearchRecord) -> list[tuple[str, str]]:
     for trial in search.trials:
         found = trial.outcome.replace("_", " ")
         if trial.measured is not None:
-            found = f"{seconds(trial.measured['step_time_s'])} measured"
-        estimated = seconds(trial.predicted["step_time_s"])
-        times = f"{estimated} estimated, {seconds(trial.expected_s)} expected, {found}"
+            found = f"{in_seconds(trial.measured['step_time_s'])} measured"
+        estimated = in_seconds(trial.predicted["step_time_s"])
+        times = f"{estimated} estimated, {in_seconds(trial.expected_s)} expected, {found}"
         lines.append(("tried", f"{trial.strategy} (by {trial.found_by}): {times}"))
     scale = search.calibration
     if scale is not None:
@@ -184,7 +185,7 @@ def step(plan: Plan) -> str:
     """The step time with its error band."""
     assert plan.estimate is not None
     low, high = plan.estimate.error_band_s
-    return f"{seconds(plan.estimate.step_time_s)} (between {seconds(low)} and {seconds(high)})"
+    return f"{in_seconds(plan.estimate.step_time_s)} (between {in_seconds(low)} and {in_seconds(high)})"
 
 
 def head(plan: Plan) -> list[tuple[str, str]]:
@@ -214,7 +215,12 @@ def speed(plan: Plan) -> str:
         devices = num_devices(plan)[0]
         text += f", {_three_figures(tokens * devices)} tokens/s ({_three_figures(tokens)} a device)"
     # Nobody knows the FLOPs of a measured profile.
-    return f"{text}, MFU {plan.estimate.mfu:.1%}" if plan.estimate.mfu else text
+    return f"{text}, MFU {_percent(plan.estimate.mfu)}" if plan.estimate.mfu else text
+
+
+def _percent(share: float) -> str:
+    """A share with one decimal of a percent, or two figures where that would be none: 56.6%, 0.0041%."""
+    return f"{share:.1%}" if share >= 5e-4 else f"{100.0 * share:.2g}%"
 
 
 def _three_figures(value: float) -> str:
@@ -232,15 +238,15 @@ def bound(plan: Plan) -> str:
     if proven and fastest_s is None:
         return "no plan that this search can decide is faster: proven"
     if proven and fastest_s is not None:
-        less = f"{seconds(fastest_s)}, {1 - fastest_s / step_s:.0%} less"
+        less = f"{in_seconds(fastest_s)}, {1 - fastest_s / step_s:.0%} less"
         return f"the fastest plan that this search can decide takes {less}: proven"
     if plan.search is not None and plan.search.certified_after_s is not None:
         return (
             f"no plan that this search can decide is more than {1 - least / step_s:.1%} faster: "
-            f"none takes less than {seconds(least)}"
+            f"none takes less than {in_seconds(least)}"
         )
     which = "that this search can decide" if least > anyhow else "of this model on this cluster"
-    return f"no plan {which} takes less than {seconds(least)}, {1 - least / step_s:.0%} less"
+    return f"no plan {which} takes less than {in_seconds(least)}, {1 - least / step_s:.0%} less"
 
 
 def against(plan: Plan) -> str:
@@ -271,12 +277,3 @@ def probability(value: float) -> str:
     if 0.01 <= value < 0.99:
         return f"{value:.0%} probability"
     return "more than 99% probability" if value > 0.5 else "less than 1% probability"
-
-
-def seconds(value: float) -> str:
-    """A time with three significant digits."""
-    for unit, scale in (("µs", 1e6), ("ms", 1e3)):
-        # By what is shown: 999.6 µs are 1 ms, not 1e+03 µs.
-        if value * scale < 999.5:
-            return f"{value * scale:.3g} {unit}"
-    return f"{value:.3g} s" if value < 999.5 else f"{value:,.0f} s"

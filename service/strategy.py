@@ -139,7 +139,12 @@ def _shares(plan: Plan) -> list[str]:
         within = math.prod(sizes.get(axis, 1) for axis in stage.batch_axes[1:] if uses.get(axis, "data") == "data")
         for samples in stage.batch_shares or ((share, share + 1) if more else ()):
             found |= {samples // within, -(-samples // within)}
-    return [f"{min(found)} to {max(found)} samples a rank"] if found else []
+    if len(found) < 2:
+        return []
+    least, most = min(found), max(found)
+    if least == 0:
+        return [f"at most {most} sample{'s' if most > 1 else ''} a rank, none on some"]
+    return [f"{least} to {most} samples a rank"]
 
 
 def _off_batch(plan: Plan) -> list[str]:

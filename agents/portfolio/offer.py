@@ -36,6 +36,7 @@ from agents.results.history import history
 from agents.results.plainest import NEAR, TIE, Offer, in_order, plainness, tidy
 from agents.results.side_by_side import fastest_of_each, key_of
 from agents.searcher import Budget, OnProgress, Progress, Reached, SearchResult, ShouldStop, check_tie
+from automap.amounts import in_seconds
 from automap.comparisons import TargetCost, Yours
 from automap.errors import NothingFits, UserError
 from automap.export.baseline import Baseline, read_baseline
@@ -435,6 +436,6 @@ def _why_plainer(plan: Plan, fastest_s: float) -> tuple[str, ...]:
     if less < NOTICEABLE:
         return ()
     return (
-        f"The fastest plan found takes {fastest_s:.4g} s by the estimate, {less:.1%} less. This one is plainer, and "
-        "the estimate is not exact enough to tell them apart; a tie of 0 gives the fastest.",
+        f"The fastest plan found takes {in_seconds(fastest_s)} by the estimate, {less:.1%} less. This one is plainer, "
+        "and the estimate is not exact enough to tell them apart; a tie of 0 gives the fastest.",
     )

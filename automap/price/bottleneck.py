@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from automap.amounts import in_seconds
 from automap.arrays import Ints
 from automap.group_links import group_link
 from automap.price.evaluator import Evaluator
@@ -192,24 +193,3 @@ class Bottleneck:
             for segments in self.lowered.chunks
         )
         return replace(self.lowered, chunks=chunks)
-
-
-def in_seconds(value: float) -> str:
-    """Seconds as text, in s, ms or us by their size."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}" if value < 1000.0 * size else f"{value / size:,.0f} {unit}"
-    return f"{value * 1e6:.3g} us"
-
-
-def in_bytes(value: float) -> str:
-    """Bytes as text, in TB, GB, MB or kB by their size."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value / 1e3:.3g} kB"
-
-
-def in_rate(value: float) -> str:
-    """Bytes a second as text."""
-    return f"{in_bytes(value)}/s"

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from automap.amounts import in_bytes, in_rate, in_seconds
 from automap.fitted_curves import COLLECTIVES
-from automap.price.bottleneck import Bottleneck, BottleneckUnit, in_bytes, in_rate, in_seconds
+from automap.price.bottleneck import Bottleneck, BottleneckUnit
 from automap.price.evaluator import Evaluator
 from automap.price.kernels.array_types import Record
 from automap.price.kernels.records import (

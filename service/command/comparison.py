@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from automap.amounts import in_seconds
 from automap.comparisons import Change
 from automap.errors import PlanError, one_of
 from automap.records import to_json
@@ -14,7 +15,7 @@ from automap.targets import ANY
 from service.command.estimation import own_problem, page, read_plan
 from service.jobs.run_job import JobRequest
 from service.priced import priced_anew
-from service.report import seconds, worth
+from service.report import worth
 
 if TYPE_CHECKING:
     from automap.plan import DeviceMemory, Plan
@@ -132,8 +133,8 @@ def explanation(plan: Plan, found: Sequence[Alternative]) -> list[str]:
     for one in found:
         sign = "+" if one.more_s > 0.0 else "−"
         is_more = abs(one.more_s) > ROUNDING * one.step_time_s
-        beside = f"{sign}{seconds(abs(one.more_s))}" if is_more else "as fast"
-        text = f"{one.about}: {seconds(one.step_time_s)} ({beside})"
+        beside = f"{sign}{in_seconds(abs(one.more_s))}" if is_more else "as fast"
+        text = f"{one.about}: {in_seconds(one.step_time_s)} ({beside})"
         lines.append(f"instead   {text}" + ("" if one.shortage is None else f"; does not fit: {one.shortage}"))
     return lines if found else [*lines, "instead   no degrees describe this plan, so none was changed"]
 
@@ -179,12 +180,15 @@ def differences(one: Plan, other: Plan, found: Sequence[Change]) -> list[str]:
     assert one.estimate is not None
     assert other.estimate is not None
     before, after = one.estimate.step_time_s, other.estimate.step_time_s
-    lines = [f"first     {seconds(before)}", f"second    {seconds(after)}, {before / after:.2f}x the first's speed"]
+    lines = [
+        f"first     {in_seconds(before)}",
+        f"second    {in_seconds(after)}, {before / after:.2f}x the first's speed",
+    ]
     for change in found:
         text = worth(change)
         if change.alone_s is not None:
-            text += f"; alone {seconds(change.alone_s)}"
+            text += f"; alone {in_seconds(change.alone_s)}"
         if change.without_s is not None:
-            text += f"; all others {seconds(change.without_s)}"
+            text += f"; all others {in_seconds(change.without_s)}"
         lines.append(f"change    {text}")
     return lines

@@ -294,8 +294,8 @@ def write_export(
     as_json: JsonOption = False,
 ) -> None:
     """Writes the configuration of a trainer for a plan, or says what of the plan that trainer cannot run."""
+    from automap.amounts import in_seconds
     from service.command.estimation import export_file
-    from service.report import seconds
 
     found = export_file(*job, plan, target=target, folder=folder)
     if as_json:
@@ -305,7 +305,7 @@ def write_export(
         price = (
             ""
             if note.cost_s is None
-            else f" ({seconds(abs(note.cost_s))} a step {'more' if note.cost_s > 0.0 else 'less'})"
+            else f" ({in_seconds(abs(note.cost_s))} a step {'more' if note.cost_s > 0.0 else 'less'})"
         )
         say(f"{note.kept:12} {note.about}: {note.text}{price}")
     for name in found.files:

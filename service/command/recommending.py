@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from automap.amounts import in_seconds
 from automap.documents import read_file
 from automap.errors import ProblemError
 from automap.plan import format_devices
-from service.report import seconds
 from service.strategy import strategy
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def page(found: Recommendation, steps: float | None) -> list[str]:
     for one in found.front:
         document = _document(one, steps)
         costs = [f"{factor * document[name]:,.4g}" for name, factor in columns.values()]
-        rows.append([one.cluster, f"{one.num_devices:,}", seconds(one.step_time_s or 0.0), *costs])
+        rows.append([one.cluster, f"{one.num_devices:,}", in_seconds(one.step_time_s or 0.0), *costs])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in rows]
     goal = "number of devices" if found.fewest.cost_per_hour is None else "cost"
@@ -166,7 +166,7 @@ def page(found: Recommendation, steps: float | None) -> list[str]:
     standing = {"fewest": found.fewest, "cheapest": found.cheapest, "fastest": found.fastest}
     for label, best in standing.items():
         if best is not None and best.plan is not None:
-            lines.append(f"{label:9} {best.cluster}: {seconds(best.step_time_s or 0.0)}, {strategy(best.plan)}")
+            lines.append(f"{label:9} {best.cluster}: {in_seconds(best.step_time_s or 0.0)}, {strategy(best.plan)}")
             lines += [f"          {text}" for text in _beside_whole(best, found.candidates)]
     return lines
 
@@ -192,4 +192,4 @@ def _beside_whole(part: Candidate, candidates: Sequence[Candidate]) -> list[str]
     share = f"{abs(change):.1%} {'more' if change > 0.0 else 'less'}"
     costs = f"costs {share}" if is_priced else f"takes {share} device time"
     devices = f"{part.num_devices:,} of the {whole.num_devices:,} devices of {whole.cluster}"
-    return [f"{devices}: a step {costs} than on all of them ({seconds(whole.step_time_s or 0.0)})"]
+    return [f"{devices}: a step {costs} than on all of them ({in_seconds(whole.step_time_s or 0.0)})"]

@@ -244,9 +244,9 @@ def _job_line(job: Mapping[str, Any]) -> str:
     if job["state"] == "running" and progress:
         text += f"  {progress['fraction']:.0%}"
     if progress.get("best_step_time_s") is not None:
-        from service.report import seconds
+        from automap.amounts import in_seconds
 
-        text += f"  best {seconds(progress['best_step_time_s'])}"
+        text += f"  best {in_seconds(progress['best_step_time_s'])}"
     return text + (f"  {job['problem']['detail']}" if job["problem"] else "")
 
 

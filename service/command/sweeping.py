@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from automap.amounts import in_seconds
 from automap.errors import NothingFits, ProblemError, UserError, one_of
 from service.command.estimation import with_sequence
 from service.jobs.run_job import JobRequest, build_problem, import_graph, run_job
 from service.priced import FIXED, hand_made_plan
-from service.report import memory_share, seconds
+from service.report import memory_share
 from service.strategy import strategy
 
 if TYPE_CHECKING:
@@ -261,4 +262,4 @@ def _text(cell: Cell) -> str:
     if cell.plan is None or cell.plan.estimate is None:
         return "-"
     share = memory_share(cell.plan)
-    return f"{seconds(_step_s(cell))} {share:.0%}" + ("" if cell.plan.estimate.fits else "!")
+    return f"{in_seconds(_step_s(cell))} {share:.0%}" + ("" if cell.plan.estimate.fits else "!")

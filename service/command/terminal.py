@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
+from automap.amounts import in_seconds
 from automap.errors import printable
-from service.report import seconds
 
 
 class Show(Protocol):
@@ -35,7 +35,7 @@ def progress_line(title: str = "") -> Iterator[Show]:
         task = bar.add_task(title or "reading", total=1.0, found="")
 
         def show(label: str, fraction: float, evaluations: int, best_s: float | None) -> None:
-            best = "nothing fits yet" if best_s is None else f"best {seconds(best_s)}"
+            best = "nothing fits yet" if best_s is None else f"best {in_seconds(best_s)}"
             found = f"{evaluations:,} plans · {best}" if evaluations else ""
             bar.update(task, completed=fraction, description=printable(f"{title} {label}".strip(), 80), found=found)
 

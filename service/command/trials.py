@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from automap.amounts import in_seconds
 from service.command.estimation import own_problem, price_file
 from service.jobs.run_job import JobRequest
-from service.report import seconds
 
 if TYPE_CHECKING:
     from automap.plan import Plan
@@ -48,16 +48,16 @@ def page(trial: Trial) -> list[str]:
     """The lines of a trial for people."""
     if trial.step_time_s is None:
         return [
-            f"outcome   {trial.outcome.replace('_', ' ')} after {seconds(trial.time_s)}",
+            f"outcome   {trial.outcome.replace('_', ' ')} after {in_seconds(trial.time_s)}",
             *trial.message.split("\n"),
         ]
     lines = [
-        f"outcome   ok after {seconds(trial.time_s)} and {trial.num_warm_up_steps} steps of warm-up",
-        f"step      {seconds(trial.step_time_s)}, the median of {len(trial.step_times_s)}: "
-        f"{seconds(min(trial.step_times_s))} to {seconds(max(trial.step_times_s))}",
+        f"outcome   ok after {in_seconds(trial.time_s)} and {trial.num_warm_up_steps} steps of warm-up",
+        f"step      {in_seconds(trial.step_time_s)}, the median of {len(trial.step_times_s)}: "
+        f"{in_seconds(min(trial.step_times_s))} to {in_seconds(max(trial.step_times_s))}",
         f"memory    {max(trial.peak_memory_bytes) / MIB:,.0f} MiB of tensors in the fullest process",
     ]
     if trial.predicted is not None:
         step, memory = trial.predicted["step_time_s"], trial.predicted["peak_memory_bytes"]
-        lines.append(f"predicted {seconds(step)} and {memory / MIB:,.0f} MiB on the cluster of the plan")
+        lines.append(f"predicted {in_seconds(step)} and {memory / MIB:,.0f} MiB on the cluster of the plan")
     return lines

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from automap.amounts import in_seconds
 from automap.plan import Plan
 from ir.graph import Graph
-from service.report import head, seconds, summary
+from service.report import head, summary
 from service.strategy import strategy
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def _result(result: SearchResult) -> str:
     from service.drawing.charts import search_progress
 
     rows = [
-        ("" if number else "others", f"{seconds(plan.estimate.step_time_s)}: {strategy(plan)}")
+        ("" if number else "others", f"{in_seconds(plan.estimate.step_time_s)}: {strategy(plan)}")
         for number, plan in enumerate(result.others(OTHERS))
         if plan.estimate is not None
     ]

@@ -9,10 +9,11 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from automap.amounts import in_seconds
 from automap.errors import printable
 from automap.plan import MEMORY_CLASSES, Plan
 from service.drawing.pictures import PICTURES, pictures_of, with_plain_texts
-from service.report import GIB, head, seconds, summary, time_parts
+from service.report import GIB, head, summary, time_parts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -80,7 +81,7 @@ def report(plan: Plan) -> str:
     document = plan.to_json()
     document["estimate"].pop("timeline", None)
     text = html.escape(json.dumps(document, indent=1))
-    title = f"{plan.model.name}: {seconds(estimate.step_time_s)} a step"
+    title = f"{plan.model.name}: {in_seconds(estimate.step_time_s)} a step"
     body = f"""<table><tbody>{"".join(rows)}</tbody></table>
 <h2>Why</h2>
 <ul>{"".join(f"<li>{_safe(line)}</li>" for line in plan.why)}</ul>

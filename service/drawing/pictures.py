@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from automap.amounts import in_seconds
 from automap.arrays import Floats, Ints
 from automap.errors import printable
 from automap.plan import MEMORY_CLASSES, DeviceMemory, Estimate, Plan, Stage, parse_devices
 from service.drawing.trace import KINDS, Action, Passes, read_actions
-from service.report import GIB, seconds, time_parts
+from service.report import GIB, time_parts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -182,7 +183,7 @@ def breakdown(plan: Plan) -> Figure:
     parts = {name: value for name, value in time_parts(estimate).items() if value > 0.0}
     figure, axes = figure_of(len(parts), "Where the time of the busiest rank goes")
     bars = axes.barh(range(len(parts)), list(parts.values()), color=PARTS[0])
-    share = [f"{seconds(value)}, {value / estimate.step_time_s:.1%}" for value in parts.values()]
+    share = [f"{in_seconds(value)}, {value / estimate.step_time_s:.1%}" for value in parts.values()]
     axes.bar_label(bars, share, padding=3, fontsize=8)
     axes.set_yticks(range(len(parts)), list(parts))
     axes.invert_yaxis()
@@ -243,9 +244,9 @@ def best_so_far(
         steps = [step_s for _, step_s in own]
         times = [*(when for when, _ in own), max(end, own[-1][0])]
         (line,) = axes.step(times, [*steps, steps[-1]], where="post")
-        _tell_apart(line, number, f"{name}, {seconds(steps[-1])}")
+        _tell_apart(line, number, f"{name}, {in_seconds(steps[-1])}")
     if bound_s is not None:
-        text = f"no plan takes less, {seconds(bound_s)}"
+        text = f"no plan takes less, {in_seconds(bound_s)}"
         axes.axhline(bound_s, color="#D55E00", linestyle="--", linewidth=1, label=text)
     axes.set_xscale("log")
     axes.set_xlabel(label)

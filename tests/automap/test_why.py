@@ -20,7 +20,7 @@ from automap.space.stated_strategy import Strategy, hand_made
 from ir import zoo
 
 GPT = "gpt:layers=8,hidden=512,heads=8,seq_len=256,vocab_size=2048"
-UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+UNITS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
 
 
 def case(cluster: str = "1x8xA100", spec: str = GPT, batch: int = 64, **stated: Any) -> tuple[LoweredPlan, Evaluator]:
@@ -83,7 +83,7 @@ def test_parts_of_compute_add_up(stated: dict[str, Any]) -> None:
     text = next(t for t in said(lowered, evaluator) if " is compute: " in t)
     whole = seconds_in(re.search(r"step \(([\d.,]+ \w+)\)", text)[1])  # type: ignore[index]
     listed = text.split(" is compute: ")[1].split(". The peak")[0].split("; ")
-    total = sum(seconds_in(re.search(r"([\d.,]+ (?:s|ms|us))(?: |$)", part)[1]) for part in listed)  # type: ignore[index]
+    total = sum(seconds_in(re.search(r"([\d.,]+ (?:s|ms|µs))(?: |$)", part)[1]) for part in listed)  # type: ignore[index]
     assert total == pytest.approx(whole, rel=0.03)
 
 

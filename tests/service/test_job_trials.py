@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from agents.searcher import Progress
+from automap.amounts import in_seconds
 from automap.cluster import LOCAL, parse_cluster
 from automap.errors import PlanError, ProblemError
 from automap.plan import Plan
@@ -20,7 +21,7 @@ from automap.runtime.trial import trial as runtime
 from service.command.main import main
 from service.jobs.run_job import JobRequest, ModelOptions, check_search, import_graph, run_job
 from service.jobs.trial_options import Trials
-from service.report import seconds, summary
+from service.report import summary
 
 SMALL = "gpt:layers=2,hidden=32,heads=2,seq_len=16,vocab_size=64"
 
@@ -109,7 +110,7 @@ def test_the_plan_that_was_measured_fastest_is_returned(outcomes: Callable[..., 
     assert expected[0] == first.step_time_s
     assert expected[1] > 2.0 * plan.search.trials[1].predicted["step_time_s"]
     assert plan.search.trials[1].found_by in plan.search.searchers
-    third_s = seconds(0.5 * third.step_time_s)
+    third_s = in_seconds(0.5 * third.step_time_s)
     assert ("measured", f"{third_s} a step, the median of 1") in summary(plan)
     lines = [text for label, text in summary(plan) if label in ("tried", "scale")]
     assert len(lines) == 4

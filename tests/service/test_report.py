@@ -13,7 +13,7 @@ from automap.plan import AxisSharding, AxisUse, Degrees, Plan, Schedule, Sync, Z
 from automap.problem import Problem
 from automap.search_record import LEFT_BY_TARGET, LEFT_IDLE
 from ir.onnx.sandbox import import_model
-from service.report import against, seconds, side_by_side, summary
+from service.report import against, side_by_side, summary
 from service.strategy import data_parallel, strategy
 
 
@@ -93,6 +93,7 @@ def test_an_axis_is_named_by_what_it_does(plan: Plan) -> None:
     tensor = of(("dp", 4), ("tp", 2), shardings=columns, batch_axes=("dp", "tp"), uses={"dp": "tensor"})
     assert tensor == "2 replicas × tensor parallel 4 · 1 micro-batch of 64"
     assert of(("dp", 8), samples=60) == "8 replicas · 1 micro-batch of 60 · 7 to 8 samples a rank"
+    assert of(("dp", 8), samples=6) == "8 replicas · 1 micro-batch of 6 · at most 1 sample a rank, none on some"
     # A rank has what its group has, shared with the others of the group: 127 samples on 8 devices are 15 or 16 each.
     groups = of(("dp", 2), ("ep", 4), batch_axes=("dp", "ep"), samples=127)
     assert groups == "8 replicas in 2 groups of 4 · 1 micro-batch of 127 · 15 to 16 samples a rank"
@@ -209,25 +210,6 @@ def test_the_summary_has_a_line_for_each_figure_of_a_plan(plan: Plan) -> None:
     assert against(small).startswith("pure data parallelism is not possible with this batch or these hints, 2.00x")
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (3.14159, "3.14 s"),
-        (0.0123, "12.3 ms"),
-        (4.2e-6, "4.2 µs"),
-        (123456.0, "123,456 s"),
-        (float("inf"), "inf s"),
-        (0.0, "0 µs"),
-        (0.9994, "999 ms"),
-        (0.9996, "1 s"),
-        (9.996e-4, "1 ms"),
-        (999.6, "1,000 s"),
-    ],
-)
-def test_times_have_three_significant_digits(value: float, text: str) -> None:
-    assert seconds(value) == text
-
-
 def test_tables_that_are_split_beside_the_batch_are_named(plan: Plan) -> None:
     """A plan that states what splits the batch, since more operators split their weights."""
     (stage,) = plan.stages
@@ -237,3 +219,12 @@ def test_tables_that_are_split_beside_the_batch_are_named(plan: Plan) -> None:
     found = used(replace(plan, stages=(own,)), tp="data")
     assert "emb.0/Gather and 2 more not split by batch" in strategy(found)
     assert data_parallel(found) is None, "its tables do not fit on every device"
+
+
+@pytest.mark.parametrize(
+    ("mfu", "text"), [(0.5662, "56.6%"), (0.001, "0.1%"), (0.00041, "0.041%"), (4.2e-6, "0.00042%")]
+)
+def test_a_small_share_of_the_peak_is_not_shown_as_none(plan: Plan, mfu: float, text: str) -> None:
+    assert plan.estimate is not None
+    some = replace(plan, estimate=replace(plan.estimate, mfu=mfu))
+    assert dict(summary(some))["speed"].endswith(f"MFU {text}")
