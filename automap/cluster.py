@@ -20,11 +20,11 @@ import numpy as np
 import platformdirs
 
 from automap.arrays import Floats, Ints
-from automap.device_kinds import LEAST_RATE, MAX_DEVICES, Count, Device, Link, known, lookup
+from automap.device_kinds import MAX_DEVICES, Count, Device, known, lookup
 from automap.documents import read_file
 from automap.errors import ClusterError, meant
 from automap.fitted_curves import Constants
-from automap.link_names import between_hosts
+from automap.links import LEAST_RATE, Link, between_hosts
 from automap.records import LEFT_OUT, Range, from_json, to_json
 
 PRESETS = (
@@ -199,7 +199,7 @@ def _known(name: str, text: str, field: str) -> Device | Link:
         repair = f"{near}Describe {text!r} in the file, or name one that `automap clusters` lists."
     elif name == "inter_node_link":
         with contextlib.suppress(ClusterError):
-            return between_hosts(known(folder), text)
+            return between_hosts(known(folder), text, field)
         repair = f"Describe {text!r} in the file, use one of {_names('inter')}, or a rate as in 25Gbit."
     else:
         repair = f"Describe {text!r} in the file, or use one of {_names('intra')}."
@@ -258,7 +258,7 @@ def parse_cluster(spec: str | Mapping[str, Any]) -> Cluster:
         if count < 1 or per_node < 1 or count * per_node > MAX_DEVICES:
             raise _wrong_number(count * per_node, "cluster", spec)
         intra: Link = lookup("links", device.intra_node_link, "cluster")
-        inter: Link = between_hosts(known("links"), link_name or device.inter_node_link)
+        inter: Link = between_hosts(known("links"), link_name or device.inter_node_link, "cluster")
         devices[device.name], links[intra.name], links[inter.name] = device, intra, inter
         nics = 1 if link_name else device.nics_of(per_node)
         links_of: dict[str, Any] = {"intra_node_link": intra.name, "inter_node_link": inter.name}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -16,8 +16,9 @@ from typing import Annotated, Any, Literal, get_args
 import platformdirs
 
 from automap.documents import read_document, read_file
-from automap.errors import ClusterError, meant, one_of
-from automap.fitted_curves import COLLECTIVES, CollectiveCurve, Efficiency, Kernels, published_curves
+from automap.errors import ClusterError, nearest, one_of
+from automap.fitted_curves import Efficiency, Kernels, published_curves
+from automap.links import Link, Rate, between_hosts
 from automap.records import Range, from_json
 
 GIB = 1 << 30
@@ -28,14 +29,12 @@ Count = Annotated[int, Range(1, MAX_DEVICES)]
 MOST_NICS = 32
 """More network interfaces than one host has (datasheets: 24 in a server of Gaudi 3); a rack of NVL72 has 72, a slice of
 TPU v5e up to 256."""
-LEAST_RATE = 1e-6
-"""Least rate that is read, in TFLOP/s or GB/s (assumed)."""
-Rate = Annotated[float, Range(LEAST_RATE, 1e6)]
-"""A rate in TFLOP/s or GB/s, up to a thousand times that of the fastest device or link of 2026."""
 Precision = Literal["bf16", "fp16", "tf32", "fp32", "fp8", "mxfp8", "nvfp4"]
 """Precisions of arithmetic."""
 GENERAL = ("bf16", "fp16", "fp32")
 """Precisions that every operator can be computed in."""
+NUM_NEAREST = 3
+"""Largest number of names that the error of an unknown name suggests."""
 
 
 def in_gib(num_bytes: float) -> str:
@@ -130,46 +129,6 @@ class Device:
         return self.peak_TFLOPs[precision] * 1e12
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Link:
-    """One kind of link, one direction."""
-
-    name: str
-    scope: Literal["intra", "inter"]
-    """`intra`: inside a node, rates of each device. `inter`: between nodes, rates of each network interface."""
-    bandwidth_GBps: Rate  # noqa: N815
-    efficiency: Efficiency
-    """Share of the line rate that collectives reach."""
-    share_by_ranks: Mapping[str, Annotated[float, Range(1e-3, 1)]] = field(default_factory=dict)
-    """Number of ranks of a group -> share of the bandwidth that the group has, for links that form a mesh; groups of
-    other sizes have the full bandwidth."""
-    collectives: Mapping[str, CollectiveCurve] = field(default_factory=dict)
-    """Kind of collective -> measured curve inside a host, as shares of the bandwidth. Collectives without a curve run
-    at `efficiency` with the constants that all links share."""
-    aliases: tuple[str, ...] = ()
-    schema: Literal["automap.link/1"] = "automap.link/1"
-    source: Mapping[str, str] | None = None
-
-    def __post_init__(self) -> None:
-        for kind in self.collectives:
-            if kind not in COLLECTIVES:
-                repair = "Use " + ", ".join(COLLECTIVES) + "."
-                raise ClusterError("unknown kind of collective", field="collectives", value=kind, repair=repair)
-        for size in self.share_by_ranks:
-            if not size.isdecimal() or int(size) < 2:
-                repair = 'Write a number of ranks of 2 or more, as in {"2": 0.5}.'
-                raise ClusterError("not a number of ranks", field="share_by_ranks", value=size, repair=repair)
-
-    @property
-    def bytes_per_s(self) -> float:
-        """Achieved bandwidth."""
-        return self.bandwidth_GBps * 1e9 * self.efficiency
-
-    def group_bytes_per_s(self, size: int) -> float:
-        """Achieved bandwidth of a group of `size` devices."""
-        return self.bytes_per_s * self.share_by_ranks.get(str(size), 1.0)
-
-
 KINDS: Mapping[str, type[Device] | type[Link]] = {"devices": Device, "links": Link}
 """Folder of data files -> what each of its files describes."""
 
@@ -214,12 +173,13 @@ def _read_own(folder: str, place: Path) -> Mapping[str, Any]:
 
 def _check_links(device: Device, path: Path) -> None:
     """Refuses links of the user's own device that are not described, or are of the wrong scope."""
-    for key in ("intra_node_link", "inter_node_link"):
-        link: Link = lookup("links", getattr(device, key), f"{path}.{key}")
-        if not key.startswith(link.scope):
-            found = sorted({other.name for other in known("links").values() if key.startswith(other.scope)})
-            repair = "Use one of " + ", ".join(found) + "."
-            raise ClusterError(f"its scope is {link.scope}", field=f"{path}.{key}", value=link.name, repair=repair)
+    between_hosts(known("links"), device.inter_node_link, f"{path}.inter_node_link")
+    link: Link = lookup("links", device.intra_node_link, f"{path}.intra_node_link")
+    if link.scope != "intra":
+        found = sorted({other.name for other in known("links").values() if other.scope == "intra"})
+        repair = "Use one of " + ", ".join(found) + "."
+        field = f"{path}.intra_node_link"
+        raise ClusterError("this link does not join devices of one host", field=field, value=link.name, repair=repair)
 
 
 def known(folder: str) -> Mapping[str, Any]:
@@ -263,9 +223,13 @@ def lookup(folder: str, text: str, field: str) -> Any:
         ClusterError: no device or link has this name.
     """
     table = known(folder)
-    if text.lower() not in table:
-        names = sorted({item.name for item in table.values()})
-        aliases = sorted({alias for item in table.values() for alias in item.aliases})
-        repair = f"{meant([*names, *aliases], text)}Use one of {', '.join(names)}."
-        raise ClusterError(f"no {folder.removesuffix('s')} has this name", field=field, value=text, repair=repair)
-    return table[text.lower()]
+    if text.lower() in table:
+        return table[text.lower()]
+    kinds = {name: item.name for item in table.values() for name in (item.name, *item.aliases)}
+    near: dict[str, str] = {}
+    for name in nearest(kinds, text, most=2 * NUM_NEAREST):
+        near.setdefault(kinds[name], name)  # each kind once, by the name that is most like the text
+    meant = f"Did you mean {' or '.join([*near.values()][:NUM_NEAREST])}? " if near else ""
+    repair = f"{meant}`automap clusters` and GET /v1/clusters list what is known; "
+    repair += "one of your own can be described in a file (docs/plan-format.md)."
+    raise ClusterError(f"no {folder.removesuffix('s')} has this name", field=field, value=text, repair=repair)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ir.errors import ModelError, ModelTooExpensive, UserError, meant, one_of, printable
+from ir.errors import ModelError, ModelTooExpensive, UserError, meant, nearest, one_of, printable
 
 __all__ = [
     "ClusterError",
@@ -25,6 +25,7 @@ __all__ = [
     "ProblemError",
     "UserError",
     "meant",
+    "nearest",
     "one_of",
     "printable",
 ]

@@ -83,9 +83,15 @@ def one_of(names: Iterable[str], given: object) -> str:
 
 def meant(names: Sequence[str], given: object) -> str:
     """Asks whether the name that is most like an unknown one was meant, with a blank at its end; empty = none is."""
-    lowered = {name.lower(): name for name in reversed(names)}
-    near = difflib.get_close_matches(str(given)[:200].lower(), lowered, n=1)  # a key of a document may be a megabyte
-    return f"Did you mean {lowered[near[0]]}? " if near else ""
+    near = nearest(names, given, most=1)
+    return f"Did you mean {near[0]}? " if near else ""
+
+
+def nearest(names: Iterable[str], given: object, *, most: int) -> list[str]:
+    """The names that are like an unknown one, in any case of letters, the most alike first; at most `most`."""
+    lowered = {name.lower(): name for name in reversed(list(names))}
+    # A key of a document may be a megabyte.
+    return [lowered[name] for name in difflib.get_close_matches(str(given)[:200].lower(), lowered, n=most)]
 
 
 def refuse(message: str, value: object, repair: str) -> ModelError:

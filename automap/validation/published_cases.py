@@ -18,8 +18,9 @@ import numpy as np
 
 from automap.arrays import Ints
 from automap.cluster import Cluster, Node, parse_cluster
-from automap.device_kinds import Device, Link, Precision, known_devices, known_links
+from automap.device_kinds import Device, Precision, known_devices, known_links
 from automap.errors import UserError
+from automap.links import Link
 from automap.plan import ScheduleKind
 from automap.price.evaluator import Evaluator
 from automap.price.lowered_plan import LoweredPlan, Segment

@@ -212,7 +212,7 @@ def test_a_rate_out_of_range_is_refused(text):
         ("2*8×H100", "Did you mean 2x8xH100?"),
         ("H100", "Did you mean 1xH100?"),
         ("8xA100 80GB", "Did you mean 8xA100-80GB?"),
-        ("8xMI300", "Did you mean MI300X?"),
+        ("8xMI300", "Did you mean MI300X or "),
         ("our-lab.yaml", "is JSON"),
         (' {"name": "our-lab"}', "file whose name ends in .json"),
         ("clusters/our-lab", "is JSON"),
@@ -269,3 +269,24 @@ def test_a_file_may_name_devices_and_links_that_are_known():
     with pytest.raises(ClusterError, match="not described") as caught:
         parse_cluster({"name": "mine", "nodes": [{**node, "device": "Z9", "nics": 1}]})
     assert "automap clusters" in caught.value.repair
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [("8xA100-41GB", ["A100-40GB"]), ("8xh10", ["H100"]), ("8xRTX4080-24GB", ["RTX4090-24GB"])],
+)
+def test_an_unknown_device_is_answered_with_the_few_that_are_most_like_it(text, first):
+    with pytest.raises(ClusterError) as caught:
+        parse_cluster(text)
+    asked, question, further = caught.value.repair.removeprefix("Did you mean ").partition("? ")
+    names = asked.split(" or ")
+    assert question and names[: len(first)] == first and len(names) <= 3
+    kinds = [parse_cluster(f"1x{name}").nodes[0].device for name in names]
+    assert len(set(kinds)) == len(kinds)  # each device by one of its names
+    assert "automap clusters" in further
+
+
+def test_a_device_that_is_like_none_is_answered_with_where_the_list_is():
+    with pytest.raises(ClusterError) as caught:
+        parse_cluster("8xFoo")
+    assert caught.value.repair.startswith("`automap clusters`")

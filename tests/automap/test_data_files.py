@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from automap.cluster import parse_cluster
-from automap.device_kinds import Device, Link, known_devices, known_links, own_devices, own_folder, own_links
+from automap.device_kinds import Device, known_devices, known_links, own_devices, own_folder, own_links
 from automap.errors import ClusterError
 from automap.families import KERNELS, families, kernels_of
+from automap.links import Link
 from automap.price.curves import is_measured
 from automap.problem import Problem
 from automap.records import to_json
@@ -111,6 +112,11 @@ def test_a_device_and_a_link_of_ones_own() -> None:
     assert CARD.name not in {device.name for device in known_devices()}
 
 
+def test_a_device_of_ones_own_may_have_ethernet_of_any_rate() -> None:
+    write("devices", dataclasses.replace(CARD, inter_node_link="40Gbps"))
+    assert parse_cluster("2x4xcard").links == parse_cluster("2x4xcard@40Gbit").links
+
+
 @pytest.mark.parametrize(
     ("changed", "field", "word"),
     [
@@ -119,7 +125,8 @@ def test_a_device_and_a_link_of_ones_own() -> None:
         ({"peak_TFLOPs": {"fp8": 3}}, "peak_TFLOPs", "no arithmetic"),
         ({"curves_of": "H1000"}, "curves_of", "Did you mean H100"),
         ({"intra_node_link": "nvlink9"}, "intra_node_link", "Did you mean nvlink"),
-        ({"inter_node_link": "nvlink4"}, "inter_node_link", "Use one of azure-1600"),
+        ({"intra_node_link": "ethernet-100"}, "intra_node_link", "Use one of gaudi3-ethernet"),
+        ({"inter_node_link": "nvlink4"}, "inter_node_link", "does not connect hosts"),
         ({"name": "h100"}, "name", "this name is taken"),
         ({"aliases": ["A100"]}, "name", "this name is taken"),
     ],

@@ -136,11 +136,11 @@ def test_the_command_tells_its_version(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("words", "meant"),
     [
-        (["zoo:gpt2-xll"], "gpt2-xl"),
-        (["MODEL", "--cluster", "8xv100_16gb"], "V100-16GB"),
-        (["MODEL", "--target", "megatron"], "megatron-core"),
-        (["MODEL", "--trainer", "torch-titan"], "torchtitan"),
-        (["MODEL", "--searcher", "mcmcc"], "mcmc"),
+        (["zoo:gpt2-xll"], "gpt2-xl?"),
+        (["MODEL", "--cluster", "8xv100_16gb"], "V100-16GB or "),
+        (["MODEL", "--target", "megatron"], "megatron-core?"),
+        (["MODEL", "--trainer", "torch-titan"], "torchtitan?"),
+        (["MODEL", "--searcher", "mcmcc"], "mcmc?"),
     ],
 )
 @pytest.mark.usefixtures("searching")
@@ -150,7 +150,7 @@ def test_it_guesses_what_was_meant(
     words = [model if word == "MODEL" else word for word in words]
     words += [] if "--cluster" in words else ["--cluster", "8xV100-16GB"]
     assert main(["search", *words, "--global-batch", "64"]) == 2
-    assert f"Did you mean {meant}?" in capsys.readouterr().err
+    assert f"Did you mean {meant}" in capsys.readouterr().err
 
 
 def test_a_missing_package_is_named_with_its_extra(

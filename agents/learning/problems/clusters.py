@@ -10,7 +10,8 @@ import numpy as np
 
 from agents.learning.problems.draw import Draw, divisors_up_to
 from automap.cluster import Cluster, Node
-from automap.device_kinds import Device, Link, known_devices, known_links
+from automap.device_kinds import Device, known_devices, known_links
+from automap.links import Link
 
 MAX_DEVICES = 1024
 """Largest number of devices of a cluster that is drawn (assumed)."""

@@ -18,8 +18,9 @@ import numpy as np
 
 from automap.arrays import Floats
 from automap.cluster import LOCAL, Cluster, Node, parse_cluster
-from automap.device_kinds import GIB, Device, Link, known_links
+from automap.device_kinds import GIB, Device, known_links
 from automap.fitted_curves import COLLECTIVES, Constants, Kernels
+from automap.links import Link
 from automap.plan import Plan
 from automap.price.estimate import price
 from automap.price.evaluator import Evaluator

@@ -16,8 +16,9 @@ import numpy as np
 
 from automap.arrays import Floats
 from automap.cluster import Cluster
-from automap.device_kinds import Device, Link
+from automap.device_kinds import Device
 from automap.fitted_curves import CollectiveCurve, Constants
+from automap.links import Link
 from automap.plan import Estimate
 from automap.search_record import Calibration
 
