@@ -30,7 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from automap.errors import UserError
 from service.about import version
 from service.http import openapi
-from service.http.access import audit, authorize
+from service.http.access import SAFE, audit, authorize
 from service.http.feed import Feed
 from service.http.metrics import Metrics
 from service.http.parameters import check_parameters
@@ -48,6 +48,9 @@ LOG = logging.getLogger("automap.api")
 ACCESS = logging.getLogger("automap.access")
 ONCE = ("Host", "Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID")
 """Headers that a request has once at most: of two, the framework would take one and say nothing."""
+OWN_PAGES = ("same-origin", "none")
+"""Values of Sec-Fetch-Site, which every browser sends, for what the service's own page or a person has sent. Another
+web page can send uploads and cancellations to 127.0.0.1 without permission, where no key is needed."""
 MOST_WAITING = 16
 """Requests that wait for a child that prices and draws plans, which may take it seconds."""
 ROUTERS = (
@@ -170,6 +173,11 @@ class _Guard:
         if "*" not in allowed and host not in allowed:
             repair = "Call the service by its own name, or add this one to AUTOMAP_ALLOWED_HOSTS."
             return _respond(request, problem(400, "Unknown host", field="Host", value=host, repair=repair))
+        sent_by = request.headers.get("sec-fetch-site", "none").lower()
+        if request.method not in SAFE and sent_by not in OWN_PAGES:
+            repair = "Use the service's own page, or a program that is no web page."
+            document = problem(403, "Another web page sent this", field="Sec-Fetch-Site", value=sent_by, repair=repair)
+            return _respond(request, document)
         coding = request.headers.get("content-encoding", "identity").strip().lower()
         if coding != "identity":
             repair = "Send the body as it is, without the header Content-Encoding."

@@ -36,7 +36,10 @@ ALWAYS = {
 """Status -> the cause of an error that any request may get."""
 CHECKED = {"422": "There is no such parameter, or it is given more often than it may be."}
 """Status -> the cause of an error of requests of the API."""
-LOCKED = {"401": "No key, or one that may not be used.", "403": "The key has not the scope."}
+LOCKED = {
+    "401": "No key, or one that may not be used.",
+    "403": "The key has not the scope, or a web page that is not of the service has sent the request.",
+}
 """Status -> the cause of an error of requests that need a key."""
 _EXAMPLES = Path(__file__).with_name("examples.json")
 RETRY = ("429", "503")

@@ -602,6 +602,19 @@ def test_own_hosts_are_served(api: httpx.Client, host: str) -> None:
     assert api.get("/healthz", headers={"host": host}).status_code == 200
 
 
+@pytest.mark.parametrize("sent_by", ["cross-site", "same-site", "Cross-Site"])
+def test_other_web_pages_change_nothing(api: httpx.Client, light: Callable[[str], bytes], sent_by: str) -> None:
+    """They may send forms and texts to 127.0.0.1 without permission: an upload has no type, a cancellation no body."""
+    headers = {"Sec-Fetch-Site": sent_by, "Content-Type": "text/plain"}
+    for method, path in (("POST", "/v1/models"), ("POST", "/v1/jobs/x/cancel"), ("DELETE", "/v1/tenant")):
+        document = check_problem(api.request(method, path, content=light("squeezenet"), headers=headers), 403)
+        assert (document["field"], document["value"]) == ("Sec-Fetch-Site", sent_by.lower())
+    assert api.get("/v1/models").json() == {"models": []}
+    assert api.get("/v1/zoo", headers=headers).status_code == 200  # a link to the page, say
+    own = {"Sec-Fetch-Site": "same-origin"}
+    assert api.post("/v1/models", content=light("squeezenet"), headers=own).status_code == 201
+
+
 def test_the_unexpected_stays_inside(api: httpx.Client, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     def explode(*given: object, **rest: object) -> None:
         raise RuntimeError("secret detail")
