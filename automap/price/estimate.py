@@ -84,6 +84,8 @@ def _estimate(lowered: LoweredPlan, evaluator: Evaluator, outcome: Outcome) -> E
     busiest = outcome.busiest
     row = ranks[busiest]
     exposed = {name: seconds for name, seconds in zip(COLLECTIVES, row.comm_s.tolist(), strict=True) if seconds > 0.0}
+    if float(row.zero_s) > 0.0:
+        exposed["zero_collectives"] = float(row.zero_s)
     if float(row.exchange_s) > 0.0:
         exposed["pipeline"] = float(row.exchange_s)
     if float(row.sync_s) > 0.0:

@@ -72,15 +72,11 @@ def reasons(lowered: LoweredPlan, evaluator: Evaluator, outcome: Outcome) -> tup
         (float(result.overhead_s), _overhead),
         (float(result.exchange_s), _exchange),
         (float(result.sync_s), _sync),
+        (float(result.zero_s), _zero),
     ]
     if outcome.averaging is not None:
         parts.append((outcome.averaging.shown_s[case.rank], _averaging))
-    inside = _exposed(case)
-    for kind, seconds in enumerate(result.comm_s.tolist()):
-        parts.append((min(inside[kind], seconds), _collective(kind)))
-        # The seconds beyond the collectives of the units are those of ZeRO.
-        rest = seconds - inside[kind]
-        parts.append((rest if rest > _ROUNDING * float(result.end_s) else 0.0, _zero))
+    parts += [(seconds, _collective(kind)) for kind, seconds in enumerate(result.comm_s.tolist())]
     largest = sorted(parts, key=lambda part: -part[0])[:NUM_REASONS]
     return tuple(
         f"{_share(seconds / outcome.step_time_s)} of the step ({in_seconds(seconds)}) is {say(case, seconds)}"
@@ -92,12 +88,6 @@ def reasons(lowered: LoweredPlan, evaluator: Evaluator, outcome: Outcome) -> tup
 def _share(share: float) -> str:
     """A share in whole percent, and never 0 % for a share that is not 0."""
     return f"{share:.0%}" if share >= 0.005 else "less than 1%"
-
-
-def _exposed(case: Bottleneck) -> list[float]:
-    """[kinds] exposed seconds of the collectives between and inside operators in a step."""
-    fields = ("forward_comm_s", "backward_comm_s", "recompute_comm_s")
-    return [case.micro_batches * case.total(*fields, index=kind) for kind in range(len(COLLECTIVES))]
 
 
 # -- compute --------------------------------------------------------------------------------------------------------

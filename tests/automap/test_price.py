@@ -524,8 +524,11 @@ def test_zero_3_shows_what_a_unit_does_not_hide_of_its_own_gathers(gpt, space):
         for spent, moved in ((forward, gather), (backward, gather + scatter)):
             hidden = min(trainer.gradient_overlap * moved, spent)
             expected += moved - hidden
-    outcome = evaluator.evaluate(lowered)
-    assert outcome.ranks[0].comm_s[ALL_GATHER] == pytest.approx(expected)
+    rank = evaluator.evaluate(lowered).ranks[0]
+    assert rank["zero_s"] == pytest.approx(expected)
+    assert not rank["comm_s"].any()
+    estimate = estimate_lowered(lowered, evaluator)
+    assert estimate.breakdown_s["exposed_communication"] == {"zero_collectives": pytest.approx(expected)}
 
 
 def test_a_rank_exchanges_once_with_each_neighbour(gpt, space):

@@ -329,7 +329,9 @@ class RankCostRow:
     exchange_s: float
     """Seconds of waiting for exchanges with neighbours in the pipeline."""
     comm_s: PerCollective
-    """Exposed seconds of collectives inside the stage."""
+    """Exposed seconds of collectives inside the stage, without those of ZeRO."""
+    zero_s: float
+    """Exposed seconds in which the passes gather weights (ZeRO 3) and scatter gradients (ZeRO 2 and 3)."""
 
 
 @dataclass(kw_only=True, slots=True)

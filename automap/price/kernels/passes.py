@@ -15,7 +15,7 @@ from automap.price.kernels.collectives import RAMP_UNIT_S
 from automap.price.kernels.cost_records import RANK_COST, SETTINGS, UNIT_COST, UNIT_IN_STEP
 from automap.price.kernels.memory import add_to_moment, makes_gradients, state_bytes, working_bytes
 from automap.price.kernels.pipeline import count_actions
-from automap.price.kernels.records import ALL_GATHER, NUM_COLLECTIVES, REDUCE_SCATTER
+from automap.price.kernels.records import ALL_GATHER, NUM_COLLECTIVES
 from automap.price.kernels.stage_records import LINK
 from automap.price.kernels.step_records import PIPELINE, STAGE_ARRAYS, STEP_WORKSPACE
 from automap.schedule import BACKWARD, FORWARD, INPUT, WEIGHT
@@ -97,7 +97,6 @@ def _add_tied_traffic(pipeline, stages, settings, workspace, result):
     Each of these units gathers the parameter as all of them together need it. Only the further bytes are added, since
     the price of a unit includes its calls. They are added to the first chunk of the rank; the choice does not matter.
     """
-    gather_kind = ALL_GATHER if settings.zero_stage >= 3.0 else REDUCE_SCATTER
     for t in range(pipeline.tied.shape[0]):
         tie = pipeline.tied[t]
         rank = tie.rank
@@ -111,7 +110,7 @@ def _add_tied_traffic(pipeline, stages, settings, workspace, result):
             workspace.seconds[BACKWARD, rank] += shown[1]
             workspace.seconds[INPUT, rank] += shown[2]
             workspace.seconds[WEIGHT, rank] += shown[3]
-            result[rank].comm_s[gather_kind] += pipeline.order.num_micro_batches * (shown[0] + shown[1])
+            result[rank].zero_s += pipeline.order.num_micro_batches * (shown[0] + shown[1])
 
 
 @borrowing(void(PIPELINE, SETTINGS, STEP_WORKSPACE, RANK_COST[::1]), inner=True)
@@ -188,7 +187,7 @@ def begin_passes(pipeline, workspace, result):
             workspace.seconds[word, chunk] = 0.0
     for rank in range(num_ranks):
         mine, total = result[rank], workspace.totals[rank]
-        mine.compute_s = mine.overhead_s = mine.exchange_s = 0.0
+        mine.compute_s = mine.overhead_s = mine.exchange_s = mine.zero_s = 0.0
         for c in range(NUM_COLLECTIVES):
             mine.comm_s[c] = 0.0
         workspace.last_backward[rank] = 0.0
@@ -285,9 +284,8 @@ def _report(cost, zero, number, pipeline, settings, workspace, mine):
         both = cost.forward_comm_s[c] + cost.backward_comm_s[c] + cost.recompute_comm_s[c]
         mine.comm_s[c] += times * num_micro_batches * both
     if settings.zero_stage >= 2.0:
-        gather_kind = ALL_GATHER if settings.zero_stage >= 3.0 else REDUCE_SCATTER
         shown = num_micro_batches * zero[0] + counts[BACKWARD, chunk] * zero[1]
-        mine.comm_s[gather_kind] += times * (shown + counts[INPUT, chunk] * (zero[2] + zero[3]))
+        mine.zero_s += times * (shown + counts[INPUT, chunk] * (zero[2] + zero[3]))
 
 
 @borrowing(void(UNIT_COST[::1], PIPELINE, STAGE_ARRAYS, SETTINGS, STEP_WORKSPACE, RANK_COST[::1]))
