@@ -94,7 +94,6 @@ SHARED = {
     "overlap_exponent": (2.2, 1.2, 6.0, 3.0),
     "attention_backward": (3.1, 2.0, 5.0, 0.1),
     "fallback_kernels": (10.0, 0.0, 40.0, 0.01),
-    "misaligned": (4.0, 1.0, 16.0, 0.01),
     "ring_us": (4.0, 0.0, 30.0, 0.1),
     "fp8_speedup": (1.0, 0.5, 1.5, 0.01),
     "nvfp4_speedup": (1.8, 1.2, 2.0, 0.1),
@@ -175,7 +174,6 @@ def depends(run: PricedRun, name: str) -> bool:
         return {
             "attention_backward": trainer.fused_attention and not is_network,
             "fallback_kernels": not trainer.fused_attention and not is_network,
-            "misaligned": not trainer.fused_attention and not is_network,
             "fp8_speedup": problem.precision in WEIGHT_BYTES,
             "quantise_kernels": problem.precision in WEIGHT_BYTES,
             "nvfp4_speedup": problem.precision == "nvfp4",

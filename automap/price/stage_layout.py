@@ -149,6 +149,13 @@ def _rate(problem: Problem, kind: Device) -> float:
     return float(gemm_curve(kind, problem.base_precision).flops_per_s)
 
 
+def _peak_over_plain(problem: Problem, kinds: Sequence[Device]) -> float:
+    """Largest ratio of the peak of a device to that of its plain cores in fp32, at least 1; devices that state no fp32
+    peak do not count."""
+    peaks = [(kind.flops(problem.base_precision), kind.peak_TFLOPs.get("fp32")) for kind in kinds]
+    return max([1.0, *(peak / (plain * 1e12) for peak, plain in peaks if plain is not None)])
+
+
 def _hardware(problem: Problem, kinds: Sequence[Device]) -> Record:
     """The `HardwareRow` of a stage with devices of some kinds: for each number, that of the worst kind."""
     trainer, cluster = problem.trainer, problem.cluster
@@ -169,9 +176,13 @@ def _hardware(problem: Problem, kinds: Sequence[Device]) -> Record:
     def slowest(curves: Sequence[Record]) -> Record:
         return min(curves, key=lambda curve: float(curve.flops_per_s))
 
+    misaligned = slowest(products).copy()
+    misaligned.flops_per_s /= min(constant("misaligned", cluster), _peak_over_plain(problem, kinds))
+
     return record_of(
         HardwareRow(
             products=slowest(products),
+            misaligned=misaligned,
             weights=slowest(weights),
             attention=slowest(attentions),
             bytes_per_s=min(kind.hbm_bandwidth_GBps * 1e9 * kind.memory_efficiency for kind in kinds),
@@ -180,7 +191,6 @@ def _hardware(problem: Problem, kinds: Sequence[Device]) -> Record:
             loss_bytes=trainer.loss_bytes,
             kernel_s=constant("kernel_us", cluster) * 1e-6,
             element_bytes=problem.activation_bytes,
-            misaligned=constant("misaligned", cluster),
             fallback_kernels=constant("fallback_kernels", cluster),
             host_kernel_s=trainer.host_us_per_operator * 1e-6,
             host_backward=constant("host_backward", cluster),

@@ -48,6 +48,24 @@ def test_a_product_with_a_weight_reads_bytes_and_writes_activations() -> None:
     assert backward == gemm_s(m, k, n, 1.0, 1.0, 2.0, curve) + gemm_s(k, n, m, 1.0, 1.0, 4.0, curve)
 
 
+@pytest.mark.parametrize(
+    ("cluster", "precision", "slower"),
+    [("1xA100", "bf16", 16.0), ("1xV100", "fp16", 125 / 15.7), ("1xA100", "fp32", 1.0)],
+)
+def test_misaligned_products_compute_on_plain_cores_and_move_their_bytes_at_full_rate(
+    cluster: str, precision: str, slower: float
+) -> None:
+    """Once the arithmetic takes nearly all of the time; then it takes none."""
+    found = hardware(precision, cluster)
+    # Results are padded to the same number of tiles.
+    even, odd = np.array([8.0, 4096.0, 4096.0, 4088.0]), np.array([8.0, 4095.0, 4095.0, 4088.0])
+    ratio = product(BATCHED_PRODUCT, found, odd) / product(BATCHED_PRODUCT, found, even)
+    assert ratio == pytest.approx([slower, slower], rel=0.02)
+    found.products.flops_per_s = found.misaligned.flops_per_s = 1e30
+    ratio = product(BATCHED_PRODUCT, found, odd) / product(BATCHED_PRODUCT, found, even)
+    assert ratio == pytest.approx([1.0, 1.0], rel=0.002)
+
+
 def test_all_else_runs_as_in_bf16() -> None:
     half, eighth = hardware("bf16"), hardware("fp8")
     assert product(BATCHED_PRODUCT, half).tolist() == product(BATCHED_PRODUCT, eighth).tolist()

@@ -67,7 +67,7 @@ def product_s(kernel, extents, hardware, times):
         written = element
         # The product of a matrix and a vector uses no tensor cores, whatever its dims.
         if min(m, n, k) > 1.0 and (m % ALIGNED != 0.0 or n % ALIGNED != 0.0 or k % ALIGNED != 0.0):
-            slow = hardware.misaligned
+            curve = hardware.misaligned
     else:
         curve = hardware.weights
         width = hardware.weight_element_bytes

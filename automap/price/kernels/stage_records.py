@@ -92,6 +92,8 @@ class HardwareRow:
 
     products: GemmCurveRow
     """Curve of products of two activations."""
+    misaligned: GemmCurveRow
+    """Curve of products of two activations whose dims are no multiples of 8."""
     weights: GemmCurveRow
     """Curve of products with a weight."""
     attention: AttentionCurveRow
@@ -108,8 +110,6 @@ class HardwareRow:
     """Seconds of the smallest kernel."""
     element_bytes: float
     """Bytes of an element of an activation."""
-    misaligned: float
-    """Time of a product whose dims are no multiples of 8 over that of others."""
     fallback_kernels: float
     """Further kernels of a softmax that the fused kernel does not support."""
     host_kernel_s: float
