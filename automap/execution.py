@@ -37,9 +37,9 @@ it, so every implementation is a chain, such as `x * cos + rotate_half(x) * sin`
 for each element of x in each pass, where one kernel has 2."""
 ROTATION_KERNELS = 5
 """Kernels of this chain in each pass: counted, a negation, a concatenation, two products and a sum."""
-NATIVE_BATCH_NORM = 5.3
+NATIVE_BATCH_NORM, MEASURED_SHARE = 5.3, 4800 / 132
 """Time of PyTorch's own batch normalisation over that of its bytes, in bf16, which cuDNN's does not take (the same, a
-step of ResNet-50: 31 ms for 23 GB)."""
+step of ResNet-50: 31 ms for 23 GB), and the memory bandwidth of that H200 for each of its multiprocessors, in GB/s."""
 IN_HALF = PRODUCTS | {
     EXPERT_PRODUCT, "Attention", "Conv", "ConvTranspose", "DeformConv", "FusedConv", "LSTM", "GRU", "RNN", "PRelu",
 }  # fmt: skip
@@ -223,17 +223,30 @@ def _casts(graph: Graph, kernels: Sequence[FusedGroup], widths: Mapping[str, flo
 def _slower(problem: Problem, widths: Mapping[str, float]) -> dict[int, tuple[float, float]]:
     """See `Execution.slower`."""
     graph, found = problem.graph, dict.fromkeys(_rotations(problem), (ROTATION, ROTATION))
+    native = _native_batch_norm(problem)
     for index, op in enumerate(graph.operators if not problem.trainer.fuses_chains else ()):
         if index in found:
             continue
-        if op.kind == "BatchNormalization" and problem.trainer.autocast and problem.precision == "bf16":
-            found[index] = (NATIVE_BATCH_NORM, NATIVE_BATCH_NORM)
+        if op.kind == "BatchNormalization" and problem.trainer.autocast and problem.base_precision == "bf16":
+            found[index] = (native, native)
         elif op.kind not in IN_HALF | IN_FULL and len({widths[name] for name in op.inputs if name in widths}) > 1:
             found[index] = (MIXED, MIXED)
         elif op.kind in ("Mul", "Div") and sum(graph.tensors[n].num_elements > 1 for n in op.inputs) == 1:
             # The gradient of a product with a number is the other gradient times the number.
             found[index] = (1.0, 1.0 / op.traffic[1]) if op.traffic[1] > 1.0 else (1.0, 1.0)
     return found
+
+
+def _native_batch_norm(problem: Problem) -> float:
+    """Time of PyTorch's own batch normalisation over that of its bytes, on the slowest kind of device for it.
+
+    The multiprocessors are taken to set its time, since it reaches a fifth of the measured device's bandwidth: where
+    each of them has less bandwidth, memory is less idle. It takes no less than its bytes do, and no more than measured
+    (assumed).
+    """
+    kinds = (problem.cluster.devices[node.device] for node in problem.cluster.nodes)
+    shares = [kind.hbm_bandwidth_GBps / kind.num_multiprocessors / MEASURED_SHARE for kind in kinds]
+    return min(NATIVE_BATCH_NORM, max(1.0, NATIVE_BATCH_NORM * max(shares)))
 
 
 def _rotations(problem: Problem) -> list[int]:

@@ -169,14 +169,35 @@ def convolution_rates(device: Device, precision: str) -> ConvolutionRates:
         return ConvolutionRates(np.ones(3), products, products, products, products)
     kinds = _published_convolutions(device.curves_of)
     curve = kinds[precision if precision in kinds else "half"]
+    dense = np.array(curve.dense)
+    if precision == "tf32" and not convolves_on_tensor_cores(device, precision):
+        curve = kinds["fp32"]
+        dense = np.array(curve.dense) * _products_per_s(device, "fp32") / _products_per_s(device, "tf32")
     plain = device.peak_TFLOPs.get("fp32", device.flops(precision) / 1e12 * PLAIN_SHARE) * 1e12 * device.sustained_clock
     return ConvolutionRates(
-        dense=np.array(curve.dense),
+        dense=dense,
         odd_first=plain * np.array(curve.odd_first),
         odd_last=plain * np.array(curve.odd_last),
         grouped_first=plain * np.array(curve.grouped_first),
         grouped_last=plain * np.array(curve.grouped_last),
     )
+
+
+def convolves_on_tensor_cores(device: Device, precision: str) -> bool:
+    """Whether dense convolutions run on tensor cores. TF32 does not demand them: the library takes the cores on which
+    the arithmetic of the three passes takes less time."""
+    if precision != "tf32" or device.kernels is not None or "fp32" not in device.peak_TFLOPs:
+        return precision != "fp32"
+    kinds = _published_convolutions(device.curves_of)
+    tensor, plain = (
+        sum(1.0 / rate for rate in kinds[kind].dense) / _products_per_s(device, kind) for kind in ("tf32", "fp32")
+    )
+    return tensor < plain and tensor_speedup(device, precision) >= 1.0
+
+
+def _products_per_s(device: Device, precision: str) -> float:
+    """FLOP/s of large products."""
+    return float(gemm_curve(device, precision).flops_per_s)
 
 
 def _attention_flops(device: Device, precision: str, curve: AttentionCurve) -> float:

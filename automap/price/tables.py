@@ -18,6 +18,7 @@ from automap.execution import execution, host_of
 from automap.fitted_curves import COLLECTIVES
 from automap.measured_blocks import block_rows
 from automap.price.crossing_results import leave_results_behind
+from automap.price.curves import convolves_on_tensor_cores
 from automap.price.kernel_shapes import Classes, KernelShapes
 from automap.price.kernels.array_types import rows_of
 from automap.price.kernels.records import (
@@ -326,7 +327,7 @@ class _Builder:
         if kernel.kind in (MEASURED, INSIDE):
             return
         casts = [(cast.tensor, cast.moved) for cast in self.execution.casts.get(index, ())]
-        if index in self.execution.conversions:
+        if index in self.execution.conversions and self._converts_images:
             casts.append((self.graph.operators[index].inputs[0], self.execution.conversions[index]))
         for name, (forward, backward) in casts:
             elements = self.graph.tensors[name].elements
@@ -335,6 +336,13 @@ class _Builder:
             kernel.backward_cast_bytes += kernel.share * backward * elements.fixed
             kernel.backward_cast_bytes_per_sample += kernel.share * backward * elements.per_sample
             kernel.casts += kernel.share
+
+    @functools.cached_property
+    def _converts_images(self) -> bool:
+        """Whether a device of the cluster runs convolutions on tensor cores, which take images with channels last."""
+        cluster, precision = self.problem.cluster, self.problem.base_precision
+        used = {node.device for node in cluster.nodes}
+        return any(convolves_on_tensor_cores(cluster.devices[name], precision) for name in used)
 
     def _steps(self, op: Operator) -> float:
         """Number of positions of a recurrent layer, each of which is computed by a kernel of its own."""

@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from automap.cluster import parse_cluster
+from automap.device_kinds import known_devices
 from automap.image_layouts import converted, images_last
+from automap.price.curves import convolves_on_tensor_cores
 from automap.price.evaluator import Evaluator
 from automap.price.kernels.array_types import record_of
 from automap.price.kernels.gemm import gemm_s
@@ -76,6 +78,26 @@ def test_channels_that_fill_no_vector_and_small_groups_leave_the_tensor_cores():
         "grouped": seconds([64, 1e6, 1, 1], 9.0, 1.0, found)[0] / flops["grouped"],
     }
     assert per_flop["full"] * 5 < per_flop["odd"] < per_flop["grouped"]
+
+
+@pytest.mark.parametrize("name", sorted(d.name for d in known_devices() if {"tf32", "fp32"} <= d.peak_TFLOPs.keys()))
+def test_tf32_takes_less_time_than_fp32_or_runs_as_fp32_does(name):
+    """Convolutions whose arithmetic decides; where tensor cores gain nothing, no image is converted for them either."""
+    (device,) = (d for d in known_devices() if d.name == name)
+    tensor, plain = hardware("tf32", f"1x{name}"), hardware("fp32", f"1x{name}")
+    extents = [1, 64 * 56 * 56, 256, 256]
+    passes = [sum(seconds(extents, 9.0, 1.0, found)) for found in (tensor, plain)]
+    if convolves_on_tensor_cores(device, "tf32"):
+        assert passes[0] < passes[1]
+    else:
+        assert passes[0] == pytest.approx(passes[1])
+        graph = zoo.build("resnet:blocks=1-1,width=8")
+        casts = [
+            Evaluator(Problem.build(graph, f"1x{name}", {"global_batch": 1, "precision": precision, "trainer": "ddp"}))
+            .tables.arrays.kernels["casts"].sum()
+            for precision in ("tf32", "fp32")
+        ]  # fmt: skip
+        assert casts == [0.0, 0.0]
 
 
 @settings(max_examples=200, deadline=None)
