@@ -243,10 +243,11 @@ def _job_line(job: Mapping[str, Any]) -> str:
     progress = job["progress"] or {}
     if job["state"] == "running" and progress:
         text += f"  {progress['fraction']:.0%}"
-    if progress.get("best_step_time_s") is not None:
+    step_s = job["step_time_s"] or progress.get("best_step_time_s")
+    if step_s is not None:
         from automap.amounts import in_seconds
 
-        text += f"  best {in_seconds(progress['best_step_time_s'])}"
+        text += f"  {'step' if job['step_time_s'] else 'best'} {in_seconds(step_s)}"
     return text + (f"  {job['problem']['detail']}" if job["problem"] else "")
 
 

@@ -226,6 +226,9 @@ class JobView(BaseModel):
     created_at: float
     started_at: float | None
     finished_at: float | None
+    step_time_s: float | None
+    """Predicted seconds of a step of the plan; null if the job has none. `progress.best_step_time_s` may be less: of
+    plans that the estimate cannot tell apart, the plainest is returned."""
     links: dict[str, str]
 
     @staticmethod

@@ -21,6 +21,7 @@ ACTIVE: tuple[State, ...] = ("queued", "running")
 
 FIELDS = (
     "state", "model_id", "request", "progress", "problem", "attempt", "created_at", "started_at", "finished_at",
+    "step_time_s",
 )  # fmt: skip
 """Fields of a job's hash that `job_of` reads, in its order."""
 
@@ -52,6 +53,9 @@ class Job:
     """Seconds since 1970, like the other two."""
     started_at: float | None = None
     finished_at: float | None = None
+    step_time_s: float | None = None
+    """Predicted seconds of a step of the plan, of a job that has one; the search may have found a faster plan of which
+    the estimate cannot tell that it is faster."""
 
 
 def members_of(job_id: str, workers: int) -> list[str]:
@@ -103,6 +107,7 @@ def job_of(job_id: str, row: list[bytes | None]) -> Job:
         created_at=read("created_at", read_document, otherwise=0.0),
         started_at=read("started_at", read_document),
         finished_at=read("finished_at", read_document),
+        step_time_s=read("step_time_s", read_document),
     )
     if request is not None and not faults:
         return found

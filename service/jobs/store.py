@@ -199,6 +199,8 @@ class Store(JobChanges):
     ) -> None:
         """Ends a job with its plan, and with a last progress that was not written yet, if there is one."""
         last = {} if progress is None else {"progress": dumps(progress)}
+        step_time_s = (plan.get("estimate") or {}).get("step_time_s")  # a placement of GNN training has none
+        last |= {} if step_time_s is None else {"step_time_s": dumps(step_time_s)}
         told = None if progress is None else {**progress, "attempt": token}
         self._write(job_id, token, {"state": "succeeded", "plan": dumps(plan), **last}, told=told)
 

@@ -162,6 +162,9 @@ def test_status_says_how_far_a_search_is(api: httpx.Client, store: Store, capsys
     assert told().endswith("  45%")
     store.set_progress(job_id, token, {"fraction": 0.5, "best_step_time_s": 0.0224})
     assert told().endswith("  50%  best 22.4 ms")
+    store.succeed(job_id, token, {"estimate": {"step_time_s": 0.0226}})  # the plainest of those that are as fast
+    assert told().endswith("  step 22.6 ms")
+    assert api.get(f"/v1/jobs/{job_id}").json()["step_time_s"] == 0.0226
 
 
 def test_a_list_of_no_jobs_says_so(api: httpx.Client, capsys: pytest.CaptureFixture[str]) -> None:

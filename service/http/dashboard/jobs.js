@@ -73,13 +73,13 @@ const nothing = (choice, cursor) => (choice || cursor ? h("p", {}, cursor ? "The
   : h("p", {}, "There are no jobs yet. ", h("a", { href: "#/new" }, "Start a search.")));
 
 function rows(jobs, cursor) {
-  return table(cursor ? "Older jobs, newest first" : "The latest jobs, newest first", [["model"], ["cluster"], ["state"], ["progress"], ["best step", true], ["submitted"]],
+  return table(cursor ? "Older jobs, newest first" : "The latest jobs, newest first", [["model"], ["cluster"], ["state"], ["progress"], ["step", true], ["submitted"]],
     jobs.map((job) => [
       h("a", { href: `#/jobs/${job.id}`, title: model(job) }, model(job)),
       place(job.request),
       state(job.state),
       bar(job),
-      seconds(job.progress?.best_step_time_s),
+      seconds(job.step_time_s ?? job.progress?.best_step_time_s),
       new Date(1000 * job.created_at).toLocaleString(),
     ]));
 }
