@@ -87,10 +87,9 @@ def serve(
             LOG.warning("Redis does not answer (%s); requests get 503 until it does", fault)
             is_open = False
         if is_open:
-            repair = "Make one: `automap keys create --tenant NAME`. Or bind 127.0.0.1, where none is needed."
-            raise UserError(
-                "anybody could use the service: there is no key yet", field="host", value=host, repair=repair
-            )
+            repair = "Make one: `automap keys create --tenant NAME`. Or bind 127.0.0.1 without AUTOMAP_REQUIRE_KEYS, "
+            repair += "where none is needed."
+            raise UserError("requests need a key, and there is none yet", field="keys", value="none", repair=repair)
         if embedded is not None:
             store = Store(client)
             store.forget_graphs()

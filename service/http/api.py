@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from automap.errors import UserError
 from service.about import version
-from service.http import openapi
+from service.http import openapi, quotas
 from service.http.access import SAFE, audit, authorize
 from service.http.feed import Feed
 from service.http.metrics import Metrics
@@ -83,7 +83,8 @@ def create_app(settings: Settings, client: redis.Redis) -> FastAPI:
     app.state.settings = settings
     app.state.store = Store(client)
     app.state.large_bodies = anyio.CapacityLimiter(1)
-    app.state.uploads = anyio.CapacityLimiter(settings.max_uploads)
+    kept = int(settings.max_uploads * quotas.KEPT_SHARE) if settings.require_keys else 0
+    app.state.uploads = quotas.Places(settings.max_uploads, kept)
     app.state.keys = Keys(client) if settings.require_keys else None
     app.state.reader = Reader(client)
     app.state.views = Views(app.state.reader, settings.root_path)

@@ -5,8 +5,11 @@ Units: seconds.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 from fastapi import HTTPException
@@ -24,6 +27,42 @@ PACE = 100
 """Evaluations a second with which the reserved time of a budget in evaluations is computed. The portfolio prices 100 to
 6,000 (measured on two cores: Llama-2 70B where it fits nowhere, GPT-2 XL). At the end of a job the time that it has
 really used is charged."""
+
+KEPT_SHARE = 0.25
+"""Share of the places for uploads that is kept for tenants that send none (assumed)."""
+
+
+class Places:
+    """Places for uploads, which tenants share so that slow uploads of one do not take all of them. Not for threads.
+
+    Args:
+        total: number of places.
+        kept: of these, the number that only a tenant gets which has no other.
+    """
+
+    def __init__(self, total: int, kept: int) -> None:
+        self._total, self._kept = total, kept
+        self._taken = Counter[str]()
+
+    @contextlib.contextmanager
+    def one(self, tenant: str) -> Iterator[None]:
+        """A place for a tenant, for the block.
+
+        Raises:
+            HTTPException: 503, there is none for this tenant.
+        """
+        own, free = self._taken[tenant], self._total - self._taken.total()
+        if free <= (self._kept if own else 0):
+            value = f"{own} of this tenant" if free else f"{self._total} at a time"
+            repair = "Send it again shortly; nothing was stored."
+            document = limit(503, "Too many uploads at a time", field="uploads", value=value, repair=repair)
+            raise HTTPException(503, document, {"Retry-After": "5"})
+        self._taken[tenant] += 1
+        try:
+            yield
+        finally:
+            self._taken[tenant] -= 1
+            self._taken += Counter()  # forgets tenants that have none
 
 
 def search_s(budget: Budget, settings: Settings) -> float:

@@ -6,16 +6,13 @@ be used. No archives, no forms, no URLs.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import tempfile
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import IO, Annotated, cast
+from typing import IO, Annotated
 
-import anyio
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
@@ -74,7 +71,8 @@ async def upload_model(
     )
     # To a file, so that uploads that arrive slowly take no memory; without a name, so that no kill leaves it; without a
     # buffer, so that a full disk is noticed here and not when the file is read or closed.
-    with _place(request), tempfile.TemporaryFile(buffering=0) as file:
+    places: quotas.Places = request.app.state.uploads
+    with places.one(request.state.tenant), tempfile.TemporaryFile(buffering=0) as file:
         await _receive(request, file)
         try:
             model = await run_in_threadpool(_import_and_store, file, options, store, settings)
@@ -122,26 +120,6 @@ def delete_model(request: Request, model_id: str) -> None:
 def _no_model(model_id: str) -> HTTPException:
     repair = "GET /v1/models lists the models that there are; POST /v1/models uploads one."
     return refusal(404, "No such model", field="model_id", value=model_id[:80], repair=repair)
-
-
-@contextlib.contextmanager
-def _place(request: Request) -> Iterator[None]:
-    """One of the places for uploads, for the block.
-
-    Raises:
-        HTTPException: 503, all are taken.
-    """
-    places, me = cast("anyio.CapacityLimiter", request.app.state.uploads), object()
-    try:
-        places.acquire_on_behalf_of_nowait(me)
-    except anyio.WouldBlock:
-        taken, repair = f"{int(places.total_tokens)} at a time", "Send it again shortly; nothing was stored."
-        document = limit(503, "Too many uploads at a time", field="uploads", value=taken, repair=repair)
-        raise HTTPException(503, document, {"Retry-After": "5"}) from None
-    try:
-        yield
-    finally:
-        places.release_on_behalf_of(me)
 
 
 async def _receive(request: Request, file: IO[bytes]) -> None:
