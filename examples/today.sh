@@ -6,6 +6,6 @@ ARGS=(
     --micro-batch-size 1 --global-batch-size 512 --seq-length 4096
     --recompute-granularity full --recompute-method uniform --recompute-num-layers 1
     --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather
-    --bf16 --lr 1e-4 --make-vocab-size-divisible-by 1
+    --bf16 --grad-reduce-in-bf16 --lr 1e-4 --make-vocab-size-divisible-by 1
 )
 torchrun --nnodes 8 --nproc-per-node 8 pretrain_gpt.py "${ARGS[@]}"

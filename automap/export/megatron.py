@@ -159,6 +159,9 @@ def _precision(run: Run) -> Iterator[Flag]:
         yield f"--{run.problem.base_precision}", None
     if run.gradients_in_4_bytes:
         yield "--accumulate-allreduce-grads-in-fp32", None
+    elif run.problem.base_precision == "bf16":
+        # Otherwise Megatron-LM keeps and reduces the gradients of bf16 weights in fp32.
+        yield "--grad-reduce-in-bf16", None
 
 
 def _sizes(run: Run, pretraining: Pretraining) -> Iterator[Flag]:

@@ -67,6 +67,7 @@ _SWITCHES = frozenset({
     "sequence-parallel", "use-distributed-optimizer", "recompute-activations", "checkpoint-activations", "bf16", "fp16",
     "fp8-hybrid", "fp8-e4m3", "tp-comm-overlap", "overlap-grad-reduce", "overlap-param-gather",
     "group-query-attention", "moe-grouped-gemm", "deepspeed", "deepspeed-activation-checkpointing",
+    "grad-reduce-in-bf16",
 })  # fmt: skip
 """Flags without a value."""
 _READ = frozenset({
@@ -151,6 +152,11 @@ def read_flags(
     found.sizes = {name: size for name in _SIZES if (size := _number(flags, name)) is not None}
     if "group-query-attention" not in flags:
         found.sizes.pop("num-query-groups", None)
+    if "bf16" in flags and "deepspeed" not in flags and "grad-reduce-in-bf16" not in flags:
+        found.remarks += (
+            "gradients are priced in bf16, as NVIDIA's recipes reduce them; without --grad-reduce-in-bf16, Megatron-LM "
+            "keeps and reduces them in fp32: 2 bytes more for each parameter of a device, and twice the traffic",
+        )
     if "rampup-batch-size" in flags:
         found.remarks += (
             f"the price is of a step of the full batch, after --rampup-batch-size {flags['rampup-batch-size']}",

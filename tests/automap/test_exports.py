@@ -111,7 +111,8 @@ CHOICES = {
 }
 SWITCHES = (
     "sequence-parallel", "use-distributed-optimizer", "overlap-grad-reduce", "overlap-param-gather", "tp-comm-overlap",
-    "bf16", "fp16", "accumulate-allreduce-grads-in-fp32", "disable-bias-linear", "swiglu", "group-query-attention",
+    "bf16", "fp16", "accumulate-allreduce-grads-in-fp32", "grad-reduce-in-bf16", "disable-bias-linear", "swiglu",
+    "group-query-attention",
     "untie-embeddings-and-output-weights", "add-qkv-bias", "qk-layernorm",
     "moe-grouped-gemm",
 )  # fmt: skip
@@ -146,6 +147,10 @@ def check_megatron(plan: Plan, problem: Problem, files: Mapping[str, str]) -> No
     assert found.global_batch_size % (found.micro_batch_size * data) == 0
     assert found.seq_length % (2 * cp if cp > 1 else 1) == 0
     assert found.num_attention_heads % tp == 0
+    # Gradients are in fp32 beside bf16 weights, unless they are reduced in bf16.
+    is_narrow = found.fp16 or (found.bf16 and found.grad_reduce_in_bf16)
+    is_wide = found.accumulate_allreduce_grads_in_fp32 or not is_narrow
+    assert problem.state_bytes[1] == (4.0 if is_wide else 2.0)
     # _vocab_size_with_padding of the tokenizer: the same as the rows of the plan's embedding.
     multiple = found.make_vocab_size_divisible_by * tp
     own = int(problem.graph.name.split("vocab_size=")[1].split(",")[0]) if "vocab_size=" in problem.graph.name else 102

@@ -116,6 +116,14 @@ def test_a_script_is_read_as_bash_runs_it(text: str, launcher: str, tmp_path: Pa
     assert found.training["precision"] == ("bf16" if "--bf16" in words else "fp16")
 
 
+def test_gradients_in_fp32_are_said_to_be_priced_in_bf16(tmp_path: Path) -> None:
+    command = "torchrun --nproc-per-node 8 pretrain_gpt.py --micro-batch-size 2 --global-batch-size 16"
+    (said,) = read(f"{command} --bf16", tmp_path).remarks
+    assert "--grad-reduce-in-bf16" in said and "2 bytes more for each parameter" in said
+    for precision in ("--bf16 --grad-reduce-in-bf16", "--fp16", ""):
+        assert read(f"{command} {precision}", tmp_path).remarks == ()
+
+
 def test_the_stage_of_zero_is_that_of_the_file_that_the_script_writes(tmp_path: Path) -> None:
     assert read(DEEPSPEED, tmp_path).degrees["zero"] == 2
     assert read(DEEPSPEED, tmp_path).remarks == ()
