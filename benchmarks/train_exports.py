@@ -7,7 +7,9 @@ is exported, and its trainer takes two steps on as many processes as the plan ha
 the loss after the second step, are compared with those of one process, which clips gradients as the file says.
 DeepSpeed splits the weights of a small Llama of transformers, since it knows by the classes of a model how to do so.
 `--packages` names folders with accelerate and deepspeed, as in `prove_exports.py`; a trainer that cannot be imported is
-named and left out. All run on CPUs with gloo.
+named and left out. All run on CPUs with gloo. DeepSpeed compiles an extension first, for which torch takes a lock in
+the user's cache; where a run was killed, the lock stays, and all later ones wait for it. So each run of this script has
+a cache of its own.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import importlib.util
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -43,6 +46,8 @@ LLAMA = MODEL.replace("gpt:", "llama:") + ",kv_heads=4,ffn=64"
 BATCH, STEPS = 8, 2
 TOLERANCE = 1e-5
 """Largest relative difference of losses: sums in another order, in fp32."""
+LIMIT_S = 600
+"""Longest wait for the training of a plan (assumed): DeepSpeed compiles for minutes on a busy host."""
 WISHES: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "pytorch": ({}, {"tp": 2}, {"pp": 2}, {"pp": 2, "virtual_stages": 2, "num_micro_batches": 4}, {"dp": 2, "zero": 3}),
     "deepspeed": (
@@ -246,23 +251,38 @@ def launch(target: str, folder: Path, processes: int, packages: list[str]) -> li
         runner = ["accelerate.commands.launch", "--config_file", str(folder / "accelerate.yaml")]
     root = str(Path(__file__).resolve().parents[1])
     paths = [root, *packages, os.environ.get("PYTHONPATH", "")]
-    settings = {"PYTHONPATH": os.pathsep.join(paths), "ACCELERATE_USE_CPU": "true", "DS_ACCELERATOR": "cpu"}
-    done = subprocess.run(
+    settings = {"PYTHONPATH": os.pathsep.join(paths), "ACCELERATE_USE_CPU": "true", "DS_ACCELERATOR": "cpu",
+                "TORCH_EXTENSIONS_DIR": str(folder.parent / "extensions")}  # fmt: skip
+    process = subprocess.Popen(
         [sys.executable, "-m", *runner, __file__, "--worker", target, str(folder)],
         env={**os.environ, "OMP_NUM_THREADS": "1", **settings},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=300,
-        check=False,
+        start_new_session=True,
     )
+    try:
+        out, errors = process.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        # The workers too: each is a child of the launcher, which alone would be ended.
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return f"it takes more than {LIMIT_S} s"
     if not (folder / "losses.json").exists():
-        return (done.stderr or done.stdout)[-2000:]
+        return (errors or out)[-2000:]
     found: list[float] = json.loads((folder / "losses.json").read_text())
     return found
 
 
-def train(target: str, fix: Mapping[str, Any], given: argparse.Namespace) -> str | None:
-    """Prints a line for a plan; returns what went wrong."""
+def train(target: str, fix: Mapping[str, Any], given: argparse.Namespace, scratch: str) -> str | None:
+    """Prints a line for a plan; returns what went wrong.
+
+    Args:
+        target: the target.
+        fix: `hints.fix` of the search.
+        given: the arguments of the script.
+        scratch: a folder for the files of all plans.
+    """
     training = {"global_batch": BATCH, "target": target, "precision": "fp32"}
     model = LLAMA if target == "deepspeed" and "tp" in fix else MODEL
     problem = Problem.build(zoo.build(model), parse_cluster(f"{given.processes}xcpu"), training, {"fix": fix})
@@ -272,7 +292,7 @@ def train(target: str, fix: Mapping[str, Any], given: argparse.Namespace) -> str
     text = " ".join(f"{name} {size}" for name, size in words.items() if size > 1)
     text += f" ZeRO {degrees.zero}, {plan.num_micro_batches} micro-batches"
     text += ", recomputed" if any(stage.recompute for stage in plan.stages) else ""
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(dir=scratch) as name:
         folder = Path(name)
         save(export(plan, problem, target), folder)
         found, wanted = launch(target, folder, given.processes, given.packages), by_one_process(folder)
@@ -307,12 +327,14 @@ def main() -> int:
     print(f"{MODEL}, batch {BATCH}, {given.processes} processes; one process: losses {wanted}")
     sys.path += given.packages
     faults = []
-    for target in given.targets:
-        if target != "pytorch" and importlib.util.find_spec(target) is None:
-            print(f"{target:11} not trained: there is no package {target}")
-            continue
-        print(f"{target:11} {targets()[target].version}")
-        faults += [fault for fix in WISHES[target][: given.plans] if (fault := train(target, fix, given)) is not None]
+    with tempfile.TemporaryDirectory() as scratch:
+        for target in given.targets:
+            if target != "pytorch" and importlib.util.find_spec(target) is None:
+                print(f"{target:11} not trained: there is no package {target}")
+                continue
+            print(f"{target:11} {targets()[target].version}")
+            found = [train(target, fix, given, scratch) for fix in WISHES[target][: given.plans]]
+            faults += [fault for fault in found if fault is not None]
     return int(bool(faults))
 
 
