@@ -61,6 +61,8 @@ MAINTENANCE_S = 3
 it so; otherwise runs that could not reach Redis while it was away would be ended."""
 NICE = 5
 """Priority of a child's process, below that of the one that answers requests on the same machine (assumed)."""
+REFUSALS_S = 60.0
+"""Least time between two log lines about a Redis that refuses (assumed)."""
 RETENTION_S = 600.0
 """Time between two looks for jobs that are kept no longer."""
 
@@ -85,16 +87,15 @@ def main(settings: Settings, *, parent: int | None = None) -> None:
     client.ping()
     warm()
     temporary.sweep()
-    told = ""
+    refusals = Refusals()
+    logging.getLogger("rq.worker").addFilter(refusals)
     with contextlib.suppress(StopRequested):
         while True:
             worker = Worker(client, settings)
             try:
                 worker.work(logging_level=None)
             except redis.RedisError as fault:
-                if str(fault) != told:  # not every second
-                    told = str(fault)
-                    LOG.error("Redis refuses (%s); the worker tries again every %g s", told, LONGEST_PAUSE_S)
+                refusals.say(fault)
             if worker.is_stopped:
                 return
             # RQ ends its loop where Redis refuses a command, as with a full memory.
@@ -125,6 +126,31 @@ def _is_ours_to_say(record: logging.LogRecord) -> bool:
     """Whether a log line of RQ is kept. The line that a delivery has failed is dropped: RQ writes it for every killed
     child, also if the job was cancelled. The end of a job is logged where it is stored."""
     return record.msg != "Worker %s: job %s failed (%s)"
+
+
+class Refusals(logging.Filter):
+    """In place of RQ's log lines about a Redis that refuses a command, as with a full memory.
+
+    RQ says with a traceback, every second, that the worker quits. It tries again, and this says so now and then.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._again = -math.inf
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a line of RQ is kept."""
+        fault = record.exc_info[1] if record.exc_info else None
+        if not isinstance(fault, redis.RedisError):
+            return True
+        self.say(fault)
+        return False
+
+    def say(self, fault: redis.RedisError) -> None:
+        """Writes a line about what Redis refuses, unless the last one is less than `REFUSALS_S` old."""
+        if time.monotonic() >= self._again:
+            self._again = time.monotonic() + REFUSALS_S
+            LOG.error("Redis refuses (%s); the worker tries again every %g s", fault, LONGEST_PAUSE_S)
 
 
 class _NothingWaits(Exception):

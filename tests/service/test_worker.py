@@ -99,6 +99,26 @@ def test_rq_logs_as_the_service_does(client: redis.Redis, settings: Settings) ->
     assert worker.Worker(client, settings).log.getEffectiveLevel() == logging.getLogger().level
 
 
+def test_a_redis_that_refuses_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """RQ writes a traceback every second, and that the worker quits."""
+    log, refusals = logging.Logger("rq.worker"), worker.Refusals()
+    log.addHandler(caplog.handler)
+    log.addFilter(refusals)
+    for number in range(5):
+        try:
+            raise redis.exceptions.OutOfMemoryError(f"at {number}: used memory > 'maxmemory'")
+        except redis.RedisError:
+            log.error("Worker %s: found an unhandled exception, quitting...", "w", exc_info=True)
+    refusals.say(redis.exceptions.ReadOnlyError("another"))
+    try:
+        raise ValueError("a fault of ours")
+    except ValueError:
+        log.error("Worker %s: found an unhandled exception, quitting...", "w", exc_info=True)
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0] == "Redis refuses (at 0: used memory > 'maxmemory'); the worker tries again every 1 s"
+    assert said[1:] == ["Worker w: found an unhandled exception, quitting..."]
+
+
 def test_a_superseded_run_stops_and_writes_nothing(
     store: Store, client: redis.Redis, submit: Callable[[], str], search: Any
 ) -> None:
