@@ -71,7 +71,8 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         lines.append(("found by", f"{searcher} in {search.evaluations:,} evaluations, seed {search.seed}"))
         if search.first_s is not None and search.first_after_s is not None:
             more = search.first_s / estimate.step_time_s - 1.0
-            beside = f"{more:.1%} above this one" if more >= 0.0005 else "as fast as this one"
+            beside = f"{abs(more):.1%} {'above this one' if more > 0.0 else 'below this one, a tie'}"
+            beside = beside if abs(more) >= 0.0005 else "as fast as this one"
             text = f"the network proposed a plan of {in_seconds(search.first_s)}, {beside}"
             lines.append(("at first", f"{text}, after {in_seconds(search.first_after_s)}"))
         if search.searchers:

@@ -228,3 +228,13 @@ def test_a_small_share_of_the_peak_is_not_shown_as_none(plan: Plan, mfu: float, 
     assert plan.estimate is not None
     some = replace(plan, estimate=replace(plan.estimate, mfu=mfu))
     assert dict(summary(some))["speed"].endswith(f"MFU {text}")
+
+
+@pytest.mark.parametrize(
+    ("first_s", "text"),
+    [(0.5001, "as fast as this one"), (0.51, "2.0% above this one"), (0.485, "3.0% below this one, a tie")],
+)
+def test_the_first_plan_is_compared_with_the_one_that_is_returned(plan: Plan, first_s: float, text: str) -> None:
+    assert plan.search is not None
+    some = replace(plan, search=replace(plan.search, first_s=first_s, first_after_s=0.56))
+    assert dict(summary(some))["at first"].split(", ", 1)[1] == f"{text}, after 560 ms"
