@@ -383,8 +383,8 @@ def _drop_weights(model: Any, outside: Mapping[str, str], parameters: Sequence[s
         if is_kept and prod(tensor.dims) <= MAX_VALUE_ELEMENTS:
             if tensor.name in outside:
                 repair = (
-                    "Export with external_data=False. Or run `automap strip MODEL.onnx -o stripped.onnx` where the file "
-                    "with the data lies beside the model, and give stripped.onnx."
+                    "Export with external_data=False. Or run `automap strip MODEL.onnx -o stripped.onnx` where the "
+                    "file with the data lies beside the model, and give stripped.onnx."
                 )
                 value = ": ".join(filter(None, (tensor.name, outside[tensor.name])))
                 raise refuse("a small constant lies in external data that could not be read", value, repair)
