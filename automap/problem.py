@@ -167,6 +167,8 @@ class Trainer:
     autocast: bool
     """Whether each operator has the number format of `torch.autocast`, with weights in float32; otherwise all have that
     of the training."""
+    reduces_in_half: bool
+    """Whether gradients of weights in 16 bits are sent in these 16 bits although they are added up in fp32."""
     skips_windows: bool
     """Whether the fused attention kernel leaves out the keys that a window hides; otherwise a window costs as much as
     none, and only a causal mask saves time."""

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from automap.arrays import Floats, Ints, Mask
+from automap.execution import HALF
 from automap.price.curves import constant, gemm_curve
 from automap.price.kernels.array_types import Record, Rows, record_of
 from automap.price.kernels.collectives import SUMMED, UNKNOWN
@@ -45,6 +46,14 @@ from ir.factors import BROADCAST, PARTIAL
 
 _COLLECTIVES_PER_OPERATOR = 16
 """Most collectives of an operator, forward and backward, for which a list has room (assumed, and checked)."""
+
+
+def _sends_half(problem: Problem) -> bool:
+    """Whether gradients are sent in 16 bits: in fp16, and in bf16 if the trainer does so. Most trainers reduce the
+    gradients of bf16 weights as they are kept, and under autocast weights are in fp32."""
+    if problem.trainer.autocast or problem.activation_bytes > HALF:
+        return False
+    return problem.base_precision == "fp16" or problem.trainer.reduces_in_half
 
 
 def _touched(problem: Problem, optimizer: str | None = None) -> float:
@@ -83,9 +92,7 @@ class Evaluator:
                 gradient_overlap=trainer.gradient_overlap,
                 gather_overlap=trainer.parameter_gather_overlap,
                 reserved_bytes=trainer.reserved_GiB * (1 << 30),
-                # Gradients are sent in the type of the weights, which is fp32 under autocast; trainers with bf16
-                # weights add gradients up in fp32.
-                sent_gradient_bytes=2.0 if problem.precision == "fp16" and not trainer.autocast else gradient,
+                sent_gradient_bytes=HALF if _sends_half(problem) else gradient,
                 update_bytes=constant("optimizer_bytes", problem.cluster) * trainer.optimizer_traffic * moved,
                 micro_batch_s=constant("micro_batch_ms", problem.cluster) * 1e-3,
                 step_s=trainer.step_overhead_ms * 1e-3,

@@ -264,7 +264,8 @@ def _zero(case: Bottleneck, seconds: float) -> str:
     what = f"gathers of {in_bytes(weights * settings.parameter_bytes)} of weights, twice, and " if stage >= 3 else ""
     text = f"ZeRO {stage} on {case.where(axes[0])}, {in_rate(rate)}): {what}scatters of "
     text += f"{in_bytes(gradients * settings.sent_gradient_bytes)} of gradients each micro-batch, "
-    text += f"{case.micro_batches} of them; up to {overlap:.0%} hides under the passes."
+    text += f"{case.micro_batches} of them; "
+    text += f"up to {overlap:.0%} hides under the passes." if overlap > 0.0 else "nothing hides them."
     larger = case.gain(case.batches(0.5), "Micro-batches twice as large")
     return text + (larger or case.gain(replace(case.lowered, zero=1), "ZeRO 1"))
 
@@ -282,11 +283,11 @@ def _sync(case: Bottleneck, seconds: float) -> str:
             rate = float(case.stage.links["gather_bytes_per_s"][axis])
             gathered.append(f"{in_bytes(data)} on {case.where(axis)}, {in_rate(rate)})")
     backward = case.total("backward_s", "recompute_s", "backward_host_s")
-    parts = ["the reduction of gradients that nothing hides: " + ", ".join(reduced)] if reduced else []
+    parts = ["the exposed part of the reduction of gradients: " + ", ".join(reduced)] if reduced else []
     parts += ["gathers of the weights that the optimizer updated in parts: " + ", ".join(gathered)] if gathered else []
     text = "; ".join(parts or ["the gradients of weights that two stages share"])
     hidden = float(case.settings.gradient_overlap)
-    text += f". Up to {hidden:.0%} hides under the last backward pass of {in_seconds(backward)}."
+    text += f". Up to {hidden:.0%} hides under the last backward pass of {in_seconds(backward)}." if hidden else "."
     return text + case.gain(case.batches(0.5), "Micro-batches twice as large")
 
 

@@ -187,6 +187,17 @@ def test_gradients_travel_as_torch_makes_them(trainer, converts):
     assert settings.sent_gradient_bytes == layer.weight.grad.element_size()
 
 
+@pytest.mark.parametrize(
+    ("trainer", "precision", "sent", "kept"),
+    [("deepspeed", "bf16", 2, 4), ("deepspeed", "fp8", 2, 4), ("deepspeed", "fp32", 4, 4), ("torchtitan", "bf16", 4, 4),
+     ("megatron-core", "bf16", 2, 2), ("fsdp", "fp16", 2, 4)],
+)  # fmt: skip
+def test_bf16_gradients_travel_as_they_are_kept_except_in_deepspeed(trainer, precision, sent, kept):
+    training = {"global_batch": 8, "precision": precision, "trainer": trainer}
+    settings = Evaluator(Problem.build(zoo.build("gpt2"), "8xH100", training)).settings(0)
+    assert (settings.sent_gradient_bytes, settings.gradient_bytes) == (sent, kept)
+
+
 def batch_norms(device, precision):
     """Time of a batch normalisation over that of its bytes, by the multiples that its kernels have."""
     problem = Problem.build(

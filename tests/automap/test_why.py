@@ -68,6 +68,15 @@ def test_three_largest_parts_in_order_with_their_seconds(stated: dict[str, Any])
     assert found == pytest.approx(everything[:NUM_REASONS], rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("trainer", "hidden"), [("deepspeed", "nothing hides them"), ("torchtitan", "up to 100% hides")]
+)
+def test_what_hides_collectives_of_zero_is_told(trainer: str, hidden: str) -> None:
+    told = said(*case(zero=3, cluster="2x4xV100@25Gbit", trainer=trainer))
+    (text,) = (text for text in told if " is ZeRO 3 on dp " in text)
+    assert hidden in text and "0% hides" not in text.replace("100%", "")
+
+
 def test_a_small_part_is_not_told_as_none() -> None:
     told = said(*case())
     assert any(text.startswith("less than 1% of the step (") for text in told), told
