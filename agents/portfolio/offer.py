@@ -435,7 +435,8 @@ def _why_plainer(plan: Plan, fastest_s: float) -> tuple[str, ...]:
     less = 1.0 - fastest_s / plan.step_time_s
     if less < NOTICEABLE:
         return ()
+    share = f"{less:.1%}" if less >= 0.0005 else "less than 0.1%"
     return (
-        f"The fastest plan found takes {in_seconds(fastest_s)} by the estimate, {less:.1%} less. This one is plainer, "
+        f"The fastest plan found takes {in_seconds(fastest_s)} by the estimate, {share} less. This one is plainer, "
         "and the estimate is not exact enough to tell them apart; a tie of 0 gives the fastest.",
     )
