@@ -18,6 +18,11 @@ SORTED_REPAIR = (
     "A mixture of experts that sorts the tokens of all samples by their expert (JetMoE) is read where its export runs "
     "a loop over all experts, or products with one-hot masks, in place of the sort."
 )
+ROUTED = (
+    " An expert of a mixture may read the tokens that chose it by `rows, choices = torch.where(chosen == expert)`, and "
+    "add to them by `y[rows] += expert(x[rows]) * weights[rows, choices, None]`."
+)
+"""A further repair for NonZero, which experts that select their tokens by a mask (`x[mask]`) compute."""
 SELF_LOOPS = (
     " Layers of graph networks write it where they add self-loops to the edges: put these among the edges of the data, "
     "and export with `add_self_loops=False`."
@@ -34,7 +39,7 @@ def repair_of_unknown(kind: str, outputs: Sequence[str]) -> str:
     """The repair for an operator outside the table whose results have no shapes."""
     if kind in SIZED_BY_DATA:
         repair = f"{kind} gives as much as the data holds: export with a mask, or with TopK of a fixed number, instead."
-        return f"{repair}{SELF_LOOPS}" if kind == "NonZero" else repair
+        return f"{repair}{ROUTED}{SELF_LOOPS}" if kind == "NonZero" else repair
     where = f"State the shape of {', '.join(outputs[:3])} in the file (graph.value_info): it is then read, replicated."
     if kind.startswith("com.microsoft."):
         return f"ONNX Runtime wrote this file for inference: hand in the one that the exporter wrote. Or: {where}"

@@ -5,7 +5,8 @@ Three exported forms are recognised (the new operators are in `ir.operators.expe
 1. *Looked-up weights* (transformers' `batched_mm`): for each routed token the weights of its expert are looked up
    (`[tokens * k, f, h]`, 30 GB for 1,024 tokens of Mixtral) and multiplied in a batched product.
 2. *Dense loop*: every expert runs on every token, one by one or all in one batched product, and results are multiplied
-   by the router's weights, which are zero for the experts that were not chosen. Since trainers run the routed tokens
+   by the router's weights, which are zero for the experts that were not chosen. Experts that read only their tokens
+   get this form where the file is read (`ir.onnx.rewrites.routed_tokens`). Since trainers run the routed tokens
    only, FLOPs are counted for `k` experts per token, not for all. Separate parameters of the experts are stacked into
    one; `Graph.pieces` then states which slice of it each parameter of the file is.
 

@@ -55,8 +55,8 @@ class Dense:
         graph = self.graph
         if len({(u.mark.weights, u.mark.table) for u in uses}) != 1:
             return False
-        products = {graph.operators[u.index].outputs[0] for u in uses}
-        found = self._sum(max(u.index for u in uses), products)
+        terms = [self._term(u.index) for u in sorted(uses, key=lambda u: u.index)]
+        found = self._sum(terms[-1], set(terms))
         slots = self._layer(uses[0], tuple(u.value for u in uses)) if found is not None else None
         if found is None or slots is None:
             return False
@@ -75,19 +75,26 @@ class Dense:
         self.layer.put(root)
         return True
 
-    def _sum(self, last: int, products: set[str]) -> tuple[int, list[str]] | None:
+    def _term(self, index: int) -> str:
+        """The result of a multiplication by a weight as it is summed, behind casts and views of its own."""
+        graph = self.graph
+        name = graph.operators[index].outputs[0]
+        while len(readers := graph.consumers[name]) == 1 and graph.operators[readers[0]].kind in (*VIEWS, "Cast"):
+            name = graph.operators[readers[0]].outputs[0]
+        return name
+
+    def _sum(self, name: str, products: set[str]) -> tuple[int, list[str]] | None:
         """Finds the sum of the weighted results.
 
         Args:
-            last: index of the last multiplication by a weight.
-            products: the weighted results.
+            name: the last weighted result.
+            products: all of them.
 
         Returns:
             index of the Add that completes the sum, and the terms of the sum that are no weighted results and are not
             zero; None if there is no such Add.
         """
         graph = self.graph
-        name = graph.operators[last].outputs[0]
         while True:
             readers = graph.consumers[name]
             if len(readers) != 1 or graph.operators[readers[0]].kind not in ("Add", "Sum"):

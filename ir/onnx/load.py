@@ -43,6 +43,7 @@ from ir.onnx.rewrites.merged_views import MergedViews
 from ir.onnx.rewrites.repeated_rows import add_rows
 from ir.onnx.rewrites.repeated_samples import of_one_sample, once
 from ir.onnx.rewrites.reversed_sequences import reverse_sequence
+from ir.onnx.rewrites.routed_tokens import ROUTED
 from ir.onnx.rewrites.sample_lookups import SampleLookups
 from ir.onnx.rewrites.sequences import Sequences
 from ir.onnx.rewrites.slice_writes import write_slice
@@ -62,7 +63,7 @@ DTYPE_ATTRIBUTES = {"Cast": "to"} | dict.fromkeys(
 """Kind -> its attribute that is a `TensorProto.DataType`."""
 GEMM_DEFAULTS = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
 """Default values of attributes of Gemm, which are removed, since only some exporters write them."""
-WHOLE = {BAGS: add_bags, MASKED: add_masked, EXPERTS: add_experts}
+WHOLE = {BAGS: add_bags, MASKED: add_masked, EXPERTS: add_experts, **ROUTED}
 """Kind of a node that stands for several operators -> function that adds these to the builder."""
 MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError)
 """Exceptions that a file that violates the ONNX specification may cause anywhere in the import."""

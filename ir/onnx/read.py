@@ -41,6 +41,7 @@ from ir.onnx.rewrites.folded_products import folded_products, folded_sources, lo
 from ir.onnx.rewrites.masked_writes import chosen_by_masks
 from ir.onnx.rewrites.quantisation import dequantised, in_floats
 from ir.onnx.rewrites.repeated_samples import note_periods
+from ir.onnx.rewrites.routed_tokens import all_tokens
 from ir.onnx.rewrites.stored_bands import stored_bands
 from ir.onnx.rewrites.stored_rows import stored_rows
 from ir.onnx.rewrites.training_graphs import without_gradients
@@ -114,7 +115,7 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
     ordered = in_order(nodes, {n for node in made for n in node.outputs} | set(stored) | set(inputs))
     return Source(
         name=graph.name,
-        nodes=made + chosen_by_masks(ordered, stored, written),
+        nodes=made + all_tokens(chosen_by_masks(ordered, stored, written), stored, tensors, written),
         inputs=inputs,
         stored=stored,
         outputs=_outputs(graph, inner, written),

@@ -171,6 +171,34 @@ class WhereLoop(Loop):
         return y
 
 
+class RoutedLoop(Loop):
+    """Each expert reads only the tokens that chose it, and its results are added to their rows (DeepSeek writes so)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.reshape(-1, WIDTH)
+        weights, chosen = self.router(tokens)
+        y = torch.zeros_like(tokens)
+        for i, expert in enumerate(self.experts):
+            rows, choices = torch.where(chosen == i)
+            y[rows] += expert(tokens[rows]) * weights[rows, choices, None]
+        return y.reshape(x.shape)
+
+
+class RoutedByTable(Loop):
+    """Likewise with one table of all masks, `[experts, choices, tokens]` (transformers' Mixtral wrote so)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.reshape(-1, WIDTH)
+        weights, chosen = self.router(tokens)
+        y = torch.zeros_like(tokens)
+        masks = functional.one_hot(chosen, EXPERTS).permute(2, 1, 0)
+        for mask, expert in zip(masks, self.experts, strict=True):
+            choices, rows = torch.where(mask)
+            read = tokens[None, rows].reshape(-1, WIDTH)
+            y.index_add_(0, rows, (expert(read) * weights[rows, choices, None]).to(y.dtype))
+        return y.reshape(x.shape)
+
+
 class StackedLoop(Loop):
     """Results of all experts stacked, times weights from a one-hot table, summed."""
 
@@ -258,6 +286,8 @@ LAYERS = {
     "loop": Loop,
     "masked_loop": MaskedLoop,
     "where_loop": WhereLoop,
+    "routed_loop": RoutedLoop,
+    "routed_by_table": RoutedByTable,
     "noisy_loop": NoisyLoop,
     "stacked_loop": StackedLoop,
     "dense": lambda: Dense(bias=True),

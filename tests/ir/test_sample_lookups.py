@@ -1,4 +1,4 @@
-"""Look-ups by each sample in its own rows, at places that are computed from the data, as networks of points use them."""
+"""Look-ups by each sample in its own rows, at places computed from the data, as networks of points use them."""
 
 from __future__ import annotations
 

@@ -24,12 +24,23 @@ def chosen_by_masks(nodes: list[Node], stored: Mapping[str, Stored], outputs: Se
     makers = {name: node for node in nodes for name in node.outputs}
     if not any(node.kind == "NonZero" for node in nodes):
         return nodes
-    places = _Places(makers, stored)
+    places = Places(makers, stored)
     found = [_chosen(node, places) or node for node in nodes]
     if all(new is old for new, old in zip(found, nodes, strict=True)):
         return nodes
-    read, still_read = _read(nodes, outputs), _read(found, outputs)
-    return [n for n in found if read.isdisjoint(n.outputs) or not still_read.isdisjoint(n.outputs)]
+    return without_unread(nodes, found, outputs)
+
+
+def without_unread(nodes: Sequence[Node], changed: Sequence[Node], outputs: Sequence[str]) -> list[Node]:
+    """The changed nodes without those that the outputs needed before the change, and do not need any more.
+
+    Args:
+        nodes: nodes of the file, each after those that it reads.
+        changed: the nodes that replace them.
+        outputs: names of the outputs.
+    """
+    read, still_read = _read(nodes, outputs), _read(changed, outputs)
+    return [n for n in changed if read.isdisjoint(n.outputs) or not still_read.isdisjoint(n.outputs)]
 
 
 def _read(nodes: Sequence[Node], outputs: Sequence[str]) -> set[str]:
@@ -56,7 +67,7 @@ def add_masked(builder: GraphBuilder, node: Node, inputs: Sequence[str]) -> None
     builder.add("Where", [mask, value, data], [name], name=node.name, scope=node.scope, opset=node.opset)
 
 
-class _Places:
+class Places:
     """Places of masks in a file."""
 
     def __init__(self, makers: Mapping[str, Node], stored: Mapping[str, Stored]) -> None:
@@ -70,7 +81,7 @@ class _Places:
         if maker is None:
             return None
         if maker.kind == "Concat":
-            columns = [self._column(operand) for operand in maker.inputs]
+            columns = [self.column(operand) for operand in maker.inputs]
             masks = {column[0] for column in columns if column is not None}
             if len(masks) != 1 or [c and c[1] for c in columns] != list(range(len(columns))):
                 return None
@@ -81,7 +92,7 @@ class _Places:
     def scalar(self, name: str) -> str | None:
         """The stored scalar that a tensor repeats; None for any other tensor."""
         while True:
-            value = self._value(name)
+            value = self.value(name)
             if value is not None and value.size == 1:
                 return name
             maker = self.makers.get(name)
@@ -95,7 +106,7 @@ class _Places:
         source = self._followed(maker.inputs[0], ("Cast", "Identity")) if maker and maker.kind == "Transpose" else None
         return source.inputs[0] if source is not None and source.kind == "NonZero" else None
 
-    def _column(self, name: str) -> tuple[str, int] | None:
+    def column(self, name: str) -> tuple[str, int] | None:
         """The mask whose places along one dim a tensor holds, and the dim."""
         maker = self._followed(name, _SAME)
         if maker is None or maker.kind not in ("Slice", "Split", "Gather"):
@@ -105,7 +116,7 @@ class _Places:
             return None
         if maker.kind == "Split":
             return mask, maker.outputs.index(last)
-        value = self._value(maker.inputs[1])
+        value = self.value(maker.inputs[1])
         return None if value is None or value.size != 1 else (mask, int(value.reshape(-1)[0]))
 
     def _followed(self, name: str, kinds: Sequence[str]) -> Node | None:
@@ -117,7 +128,8 @@ class _Places:
         self._last = name
         return maker
 
-    def _value(self, name: str) -> Any:
+    def value(self, name: str) -> Any:
+        """The value of a small constant; None for any other tensor."""
         if name in self.stored:
             return self.stored[name].value
         maker = self.makers.get(name)
@@ -125,7 +137,7 @@ class _Places:
         return None if given is None else small_value(given)
 
 
-def _chosen(node: Node, places: _Places) -> Node | None:
+def _chosen(node: Node, places: Places) -> Node | None:
     """A ScatterND at all places of a mask as a choice by the mask; None for any other node."""
     if node.kind != "ScatterND" or node.attributes.get("reduction", "none") not in ("none", b"none"):
         return None

@@ -2,8 +2,8 @@
 
 Tools that fold constants also fold operators on class tokens or learned queries that do not depend on the samples, and
 store the result repeated for the exported batch: in its first dim or, if the sequence is first, in the second one. That
-dim may also contain heads, `[(b h), s, d]`, and channels of images may contain the samples, `[1, (b c), h, w]`. Such a tensor differs from a parameter of this shape only in its numbers;
-stripped files mark it in metadata.
+dim may also contain heads, `[(b h), s, d]`, and channels of images may contain the samples, `[1, (b c), h, w]`. Such a
+tensor differs from a parameter of this shape only in its numbers; stripped files mark it in metadata.
 """
 
 from __future__ import annotations
