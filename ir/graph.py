@@ -247,6 +247,20 @@ class Graph:
             maker = self.maker(name)
         return name
 
+    def repeats(self, name: str, dim: int) -> bool:
+        """Whether an operator makes all slices of a tensor along a dim alike, from tensors without this dim: zeros for
+        every head of attention, for example, of which code makes as many as it has heads."""
+        op = self.maker(name)
+        if op is None or op.kind not in ("Expand", "Where"):
+            return False
+        factors = op.rule.outputs[op.outputs.index(name)][dim]
+        return all(
+            self.repeats(operand, place)
+            for operand, dims in zip(op.inputs, op.rule.inputs, strict=True)
+            for place, held in enumerate(dims)
+            if not set(held).isdisjoint(factors)
+        )
+
     @cached_property
     def differentiable(self) -> frozenset[str]:
         """The tensors that may have a gradient: floats that depend on a parameter, frozen ones included.

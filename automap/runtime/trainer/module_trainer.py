@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 from automap.errors import PlanError
 from automap.plan import Plan
 from automap.runtime.number_formats import low_precision, set_tf32
-from automap.runtime.trainer.borders import enter_by_borders
+from automap.runtime.trainer.borders import enter_by_borders, returned_by
 from automap.runtime.trainer.checkpoint import Checkpoint
 from automap.runtime.trainer.ended_processes import names_the_ended
 from automap.runtime.trainer.evaluation import between_steps, gather_classes, refuse_draw, traced_draw
@@ -165,17 +165,19 @@ class ModuleTrainer:
             wanted = computes(module, inputs, self._inputs)
             divide_sizes(module, per_rank, roles.axis_size)
             split_modules(module, roles.modules, layouts_of(self._axis), mesh)
-            for path, borders in roles.borders.items():
-                enter_by_borders(module.get_submodule(path), borders, layouts_of(self._axis))
-            check: Any = functools.partial(check_same, module, inputs, self._inputs, wanted, (roles, self._axis))
-            found = () if per_rank else sizes_of_ranks(module, roles)
-            try:
-                check()
-            except PlanError:
-                if not found:
-                    raise
-                divide_sizes(module, found, roles.axis_size)
-                check()
+            makers = {border.maker for borders in roles.borders.values() for border in borders}
+            with returned_by(module, makers) as returned:
+                for path, borders in roles.borders.items():
+                    enter_by_borders(module.get_submodule(path), borders, layouts_of(self._axis), returned)
+                check: Any = functools.partial(check_same, module, inputs, self._inputs, wanted, (roles, self._axis))
+                found = () if per_rank else sizes_of_ranks(module, roles)
+                try:
+                    check()
+                except PlanError:
+                    if not found:
+                        raise
+                    divide_sizes(module, found, roles.axis_size)
+                    check()
             draw_independently(module, drawn, drawing(), self._axis)
         recompute(module, roles.recomputed)
         return drawn, in_evaluation

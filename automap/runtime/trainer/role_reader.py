@@ -281,7 +281,9 @@ class _Reader:
         is_alone = self._leaf(uses[0].op) is not None and len({use.op.scope for use in uses}) == 1
         if move.is_change and path not in self.leaves and not (is_alone and held == move.wanted):
             tensor = self.graph.tensors[name]
-            border = Border(name=name, shape=tensor.shape, batch_dim=tensor.batch_dim, move=move)
+            maker = self.graph.maker(name)
+            scope = "" if maker is None else maker.scope
+            border = Border(name=name, shape=tensor.shape, batch_dim=tensor.batch_dim, move=move, maker=scope)
             self.roles.borders.setdefault(path, []).append(border)
             move = Move(given=move.wanted, wanted=move.wanted, gradient=gradient_placement(move.wanted))
         for use in uses:
@@ -289,13 +291,17 @@ class _Reader:
                 self._move(use.op, "enter", move)
 
     def _check_constant(self, name: str) -> None:
-        """Refuses operators that split a constant."""
-        for index in self.graph.consumers[name]:
-            op = self.graph.operators[index]
-            signature = self.by_name.get(op.name)
-            if signature is None or any(True for _ in self._parameters(name)):
-                continue
-            if any(p != BROADCAST for p, n in zip(signature.inputs, op.inputs, strict=True) if n == name):
+        """Refuses operators that split a constant, unless its code makes it in the size of the parts.
+
+        Such code is that of a module of which some operator splits the same dim: the numbers that it keeps for the
+        sizes of this dim are changed (`Roles.sizes`).
+        """
+        maker = self.graph.maker(name)
+        readers = [op for n in self.graph.consumers[name] if (op := self.graph.operators[n]).name in self.by_name]
+        is_sized = maker is not None and any(op.scope == maker.scope for op in readers)
+        for op in readers if not any(True for _ in self._parameters(name)) else ():
+            placements = {p for p, n in zip(self.by_name[op.name].inputs, op.inputs, strict=True) if n == name}
+            if any(p != BROADCAST and not (is_sized and p >= 0 and self.graph.repeats(name, p)) for p in placements):
                 raise self._finer(op, f"splits the constant {name}")
 
     def _move(self, op: Operator | None, side: str, move: Move) -> None:

@@ -38,6 +38,8 @@ class Border:
     batch_dim: int | None
     """The dim of the samples."""
     move: Move
+    maker: str = ""
+    """The path of the module in which the tensor is made; empty for the network itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -92,3 +92,41 @@ def test_a_border_without_an_argument_is_refused_each_time(entered):
     for _ in range(2):
         with pytest.raises(ValueError, match=r"no argument has the shape .* of other"):
             forward(torch.zeros(2, 4, 4))
+
+
+def test_of_two_arguments_of_one_shape_that_is_moved_which_the_maker_has_returned(monkeypatch):
+    """As in decoders whose inputs are as long as what the encoder returns: the code runs with either."""
+    monkeypatch.setattr(borders, "moved", lambda x, move, layouts: x + 1)
+    axis = Axis(name="tp", number=0, size=2, index=0, group=None)
+    network = torch.nn.Module()
+    network.encoder, network.decoder = torch.nn.Identity(), torch.nn.Module()
+    network.decoder.forward = lambda hidden, memory: (hidden, memory)
+    move = Move(given=BROADCAST, wanted=BROADCAST, gradient=PARTIAL)
+    border = Border(name="memory", shape=(1, 8, 4), batch_dim=0, move=move, maker="encoder")
+    hidden, memory = torch.zeros(2, 8, 4), torch.ones(2, 8, 4)
+    with borders.returned_by(network, {"encoder"}) as returned:
+        borders.enter_by_borders(network.decoder, [border], layouts_of(axis), returned)
+        found = network.decoder(hidden, network.encoder(memory))
+        assert [float(x.mean()) for x in found] == [0, 2]
+    # In later passes it is the argument at the same place, and no tensor is kept for it.
+    assert [float(x.mean()) for x in network.decoder(hidden, memory)] == [0, 2] and not returned
+
+
+def test_what_was_found_with_a_wrong_argument_is_forgotten(monkeypatch):
+    """A module inside of one whose first choice fails sees tensors of other sizes the next time."""
+    monkeypatch.setattr(borders, "moved", lambda x, move, layouts: x.repeat_interleave(2, 1) if move == GATHERED else x)
+    axis = Axis(name="tp", number=0, size=2, index=0, group=None)
+    outer, inner = torch.nn.Module(), torch.nn.Module()
+    outer.inner = inner
+    inner.forward = lambda x: x
+    outer.forward = lambda x, y: inner(x) @ torch.ones(4, 4) + inner(y[:, :4])
+    borders.enter_by_borders(inner, [border("x", 1, 8, 4)], layouts_of(axis))
+    seen = []
+    forget = borders._Entered._forget
+    monkeypatch.setattr(borders._Entered, "_forget", lambda self: (forget(self), seen.append(inner.forward._moves)))
+    borders.enter_by_borders(
+        outer, [border("y", 1, 4, 4, move=Move(given=-1, wanted=-1, gradient=-2))], layouts_of(axis)
+    )
+    with pytest.raises(RuntimeError):
+        outer(torch.zeros(2, 4, 4), torch.zeros(2, 4, 3))
+    assert seen == [{}]
