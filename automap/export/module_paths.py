@@ -18,6 +18,7 @@ from automap.export.configuration import Run, signatures
 from ir.cuts import LOSSES
 from ir.factors import BROADCAST, PARTIAL, Placement, Signature
 from ir.graph import Graph, Operator
+from ir.groups import fused_groups
 
 Style = Literal["ColwiseParallel", "RowwiseParallel"]
 """Classes of torch.distributed.tensor.parallel."""
@@ -69,12 +70,22 @@ def splits_classes(run: Run) -> bool:
 
 
 def layer_paths(run: Run) -> tuple[str, ...]:
-    """The modules of the layers in dataflow order; empty where layers are no modules."""
+    """The modules of the layers in dataflow order, none inside another; empty where layers are no modules.
+
+    Where the repeated units are no modules, since they end inside of these as in BART, layers are the outermost modules
+    with a number for a name.
+    """
     units = run.evaluator.blocks.units
     times = [unit.type for unit in units]
     graph = run.problem.graph
     paths = [_common(graph, unit.start, unit.stop) for unit in units if times.count(unit.type) > 1]
-    return tuple(paths) if all(paths) and len({*paths}) == len(paths) else ()
+    if all(paths) and not any(f"{path}.".startswith(f"{other}.") for path, other in itertools.permutations(paths, 2)):
+        return tuple(paths)
+    if not any(group.kind == "attention" for group in fused_groups(graph)):
+        return ()
+    around = [_around(op.scope) for op in graph.operators if op.is_live]
+    numbered = [next((path for path in paths if path.rpartition(".")[2].isdecimal()), "") for paths in around]
+    return tuple(path for path in dict.fromkeys(numbered) if path)
 
 
 def recomputed_paths(run: Run) -> tuple[str, ...]:

@@ -110,7 +110,7 @@ class Training:
             code.forward = partial(run_split, code.forward, path or "the model", mesh["tensor"].size())
         named = dict(stage.named_parameters(remove_duplicate=False))
         for names in tied:
-            first, *others = sorted(names & named.keys()) or [""]
+            first, *others = sorted(names & named.keys(), key=lambda n: not isinstance(named[n], DTensor)) or [""]
             for owner, _, leaf in (other.rpartition(".") for other in others):
                 stage.get_submodule(owner).register_parameter(leaf, named[first])
         for path in plan["recompute"]:

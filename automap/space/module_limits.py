@@ -35,64 +35,28 @@ def finer_than_modules(space: PlanSpace, column: Ints, grain: str) -> str:
         grain: what it splits, see `Target.grain`.
     """
     graph = space.problem.graph
-    chosen = dict(_chosen(space, column))
-    layers = _layers(graph)
+    chosen = dict(chosen_signatures(space, column))
+    layers = layers_of(graph, grain)
     for name, (op, signature) in chosen.items():
-        if grain == "linear" and _splits_norm(graph, op, signature):
+        if grain == "linear" and splits_norm(graph, op, signature):
             return f"{name} is in no linear layer or embedding, and its weights would be split"
-        if not _runs(graph, op, signature, layers):
+        if not can_run(graph, op, signature, layers):
             return f"{name} is in no linear layer, embedding or norm, and would exchange or sum up data of ranks"
     for name in graph.tensors:
-        if not _agree(graph, name, chosen, layers):
+        if not agrees(graph, name, chosen, layers, grain):
             if _is_constant(graph, name):
                 return f"code between layers would read a part of {name}, which it makes as a whole on every rank"
             return f"code between layers would read {name} in several ways"
     return ""
 
 
-def with_whole_groups(space: PlanSpace, column: Ints, grain: str) -> Ints:
-    """Signatures on one axis, of which those that a trainer cannot run are replaced where possible.
-
-    In groups outside of the repeated units, such as that of the convolution that makes patches of images, every rank
-    then has all operands and results whole. Convolutions are split by no trainer of Megatron's pattern.
-
-    Args:
-        space: the plan space of the model.
-        column: [operator rows] signatures; not changed.
-        grain: what the trainer splits, see `Target.grain`. Of a trainer that does not shard whole modules, convolutions
-            alone are replaced.
-    """
-    graph, layers, found = space.problem.graph, _layers(space.problem.graph), column.copy()
-    types = [unit.type for unit in space.linkage.blocks.units]
-
-    def can_run(op: Operator, signature: Signature) -> bool:
-        if grain == "operators":
-            return op.kind not in CONVOLUTIONS
-        return _runs(graph, op, signature, layers)
-
-    for (unit_type, _), (members, values) in space.group_rows.items():
-        first, tables = int(space.evaluator.tables.spans[unit_type]), space.linkage.types[unit_type].signatures
-        ops = [(space.operator(unit_type, row - first), tables[row - first]) for row in members.tolist()]
-        runs = [
-            not op.is_live or can_run(op, table[column[row]])
-            for row, (op, table) in zip(members.tolist(), ops, strict=True)
-        ]
-        if types.count(unit_type) > 1 or all(runs):
-            continue
-        for value in values:
-            if all(_is_whole(table[number]) for number, (_, table) in zip(value.tolist(), ops, strict=True)):
-                found[members] = value
-                break
-    return found
-
-
-def _splits_norm(graph: Graph, op: Operator, signature: Signature) -> bool:
+def splits_norm(graph: Graph, op: Operator, signature: Signature) -> bool:
     """Whether weights are split of another operator than those of linear layers and embeddings."""
     operands = zip(op.inputs, signature.inputs, strict=True)
-    return op.kind not in LINEAR and any(place >= 0 and any(_weights(graph, name)) for name, place in operands)
+    return op.kind not in LINEAR and any(place >= 0 and any(weights_behind(graph, name)) for name, place in operands)
 
 
-def _is_whole(signature: Signature) -> bool:
+def is_whole(signature: Signature) -> bool:
     """Whether every rank has all operands and results whole."""
     return all(placement == BROADCAST for placement in (*signature.inputs, *signature.outputs))
 
@@ -102,11 +66,11 @@ def cuts_between_modules(graph: Graph, units: Sequence[Unit]) -> bool:
 
     A network may call a layer several times. The position biases of T5, for example, are those of one layer for all.
     """
-    layers, home = _layers(graph), dict[tuple[str, str], int]()
+    layers, home = layers_of(graph), dict[tuple[str, str], int]()
     for number, unit in enumerate(units):
         for op in graph.operators[unit.start : unit.stop]:
             for operand in op.inputs if op.is_live and op.scope in layers else ():
-                for name in _weights(graph, operand):
+                for name in weights_behind(graph, operand):
                     if home.setdefault((op.scope, name), number) != number:
                         return False
     return True
@@ -135,7 +99,7 @@ def recomputes_cores(space: PlanSpace) -> bool:
     """Whether the core of attention is code of a module in one unit, so that it can be recomputed without the module's
     layers."""
     graph, tables, units = space.problem.graph, space.evaluator.tables, space.linkage.blocks.units
-    layers = _layers(graph)
+    layers = layers_of(graph)
     units_of: dict[str, set[int]] = {}
     for number, unit in enumerate(units):
         for op in graph.operators[unit.start : unit.stop]:
@@ -155,7 +119,7 @@ def _paths(scope: str) -> Iterator[str]:
     return (".".join(parts[:depth]) for depth in range(1, len(parts) + 1))
 
 
-def _chosen(space: PlanSpace, column: Ints) -> Iterator[tuple[str, tuple[Operator, Signature]]]:
+def chosen_signatures(space: PlanSpace, column: Ints) -> Iterator[tuple[str, tuple[Operator, Signature]]]:
     """Every operator of the model with its signature, by name."""
     spans = space.evaluator.tables.spans
     for unit in space.linkage.blocks.units:
@@ -166,25 +130,30 @@ def _chosen(space: PlanSpace, column: Ints) -> Iterator[tuple[str, tuple[Operato
                 yield op.name, (op, space.linkage.types[unit.type].signatures[offset][number])
 
 
-def _layers(graph: Graph) -> set[str]:
+def layers_of(graph: Graph, grain: str = "layers") -> set[str]:
     """Scopes whose operators read a weight and perhaps a bias, none with more than `MOST_DIMS` dims.
 
     The names of weights are not used, since a weight that several layers share has the name from one of them.
+
+    Args:
+        graph: the graph.
+        grain: what a trainer splits, see `Target.grain`. With `linear`, norms are code between layers.
     """
     most: dict[str, int] = {}
     for op in graph.operators:
         for operand in op.inputs if op.is_live else ():
-            for name in _weights(graph, operand):
+            for name in weights_behind(graph, operand):
                 named = name.endswith((".weight", ".bias"))
                 dims = len(graph.tensors[operand].shape) if named else MOST_DIMS + 1
-                most[op.scope] = max(most.get(op.scope, 0), dims)
+                is_norm = grain == "linear" and op.kind not in LINEAR
+                most[op.scope] = max(most.get(op.scope, 0), MOST_DIMS + 1 if is_norm else dims)
     return {scope for scope, dims in most.items() if dims <= MOST_DIMS}
 
 
-def _runs(graph: Graph, op: Operator, signature: Signature, layers: set[str]) -> bool:
+def can_run(graph: Graph, op: Operator, signature: Signature, layers: set[str]) -> bool:
     """Whether a trainer of whole modules can run an operator with a signature."""
     is_loss = op.outputs[0] == graph.outputs[-1]
-    if is_loss or _is_whole(signature):
+    if is_loss or is_whole(signature):
         return True
     if op.scope in layers:
         return True
@@ -195,18 +164,23 @@ def _runs(graph: Graph, op: Operator, signature: Signature, layers: set[str]) ->
     operands = zip(op.inputs, signature.inputs, signature.input_gradients, strict=True)
     return all(
         name not in graph.differentiable
-        or (gradient != PARTIAL and not (placement >= 0 and any(_weights(graph, name))))
+        or (gradient != PARTIAL and not (placement >= 0 and any(weights_behind(graph, name))))
         for name, placement, gradient in operands
     )
 
 
-def _agree(graph: Graph, name: str, chosen: dict[str, tuple[Operator, Signature]], layers: set[str]) -> bool:
+def agrees(
+    graph: Graph, name: str, chosen: dict[str, tuple[Operator, Signature]], layers: set[str], grain: str
+) -> bool:
     """Whether code outside of layers requires a tensor in the placement that it has there.
 
-    The placement may change at the input of a module that reads the tensor in one placement alone and does not make it.
+    The placement may change at the input of a module that reads the tensor in one placement alone and does not make it;
+    with the grain `linear`, at those of linear layers and embeddings alone.
     """
     maker = graph.maker(name)
     if maker is not None and maker.is_constant:
+        if grain == "layers" and _has_own_size(graph, name, maker, chosen):
+            return True
         # Code makes it from sizes and numbers alone, and so as a whole, for instance the ALiBi of all heads.
         maker = None
     if graph.tensors[name].role == "parameter" or (maker is not None and maker.name not in chosen):
@@ -222,12 +196,26 @@ def _agree(graph: Graph, name: str, chosen: dict[str, tuple[Operator, Signature]
             op, signature = chosen[graph.operators[index].name]
             slots = [slot for slot, operand in enumerate(op.inputs) if operand == name]
             readers += [(op.scope, (signature.inputs[slot], signature.input_gradients[slot])) for slot in slots]
-    if maker is None:
+    if maker is None or grain == "linear":
         around = [(scope, wanted) for scope, wanted in readers if scope not in layers]
     else:
         around = [(scope, wanted) for scope, wanted in _around(readers, maker.scope) if scope not in layers]
     wanted = {placement for _, (placement, _) in around}
     return len(wanted) <= 1 and (held is None or wanted <= {held})
+
+
+def placements_of(op: Operator, signature: Signature, name: str) -> list[Placement]:
+    """The placements in which an operator reads a tensor."""
+    return [place for operand, place in zip(op.inputs, signature.inputs, strict=True) if operand == name]
+
+
+def _has_own_size(graph: Graph, name: str, maker: Operator, chosen: dict[str, tuple[Operator, Signature]]) -> bool:
+    """Whether code makes a tensor in the size of the parts that all of its readers need: some of them are in the same
+    module, whose numbers of heads and the like a trainer of whole modules changes to those of one rank."""
+    readers = [chosen[op.name] for n in graph.consumers[name] if (op := graph.operators[n]).name in chosen]
+    wanted = {place for op, signature in readers for place in placements_of(op, signature, name)}
+    (dim,) = wanted if len(wanted) == 1 else (BROADCAST,)
+    return dim >= 0 and graph.repeats(name, dim) and any(op.scope == maker.scope for op, _ in readers)
 
 
 def _around(readers: Sequence[_Reader], maker: str, depth: int = 1) -> Iterator[_Reader]:
@@ -257,11 +245,11 @@ def _is_constant(graph: Graph, name: str) -> bool:
     return maker.is_constant
 
 
-def _weights(graph: Graph, name: str) -> Iterator[str]:
+def weights_behind(graph: Graph, name: str) -> Iterator[str]:
     """The parameters that a tensor is a view of."""
     maker = graph.maker(name)
     if graph.tensors[name].role == "parameter":
         yield graph.pieces[name][0] if name in graph.pieces else name
     elif maker is not None and maker.is_view:
         for operand in maker.inputs:
-            yield from _weights(graph, operand)
+            yield from weights_behind(graph, operand)

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from automap.arrays import Ints, Mask
-from automap.space.module_limits import finer_than_modules, with_whole_groups
+from automap.space.module_fitting import for_modules
+from automap.space.module_limits import finer_than_modules
 from automap.space.space import PlanSpace
 from automap.space.stated_parts import Unpriced, mesh, signatures
 from automap.targets import Target
@@ -72,8 +73,8 @@ def patterns(space: PlanSpace, target: Target, along: bool) -> Iterator[Pattern]
         fault = ""
         if tp * middle > 1 and not has_attention(space.problem.graph):
             fault = "the model has no attention, whose layers are split"
-        elif tp > 1 and target.grain == "linear" and (has_experts or num_layer_kinds(space) > 1):
-            fault = "the model has experts, or layers of several kinds"
+        elif tp > 1 and target.grain == "linear" and has_experts:
+            fault = "the model has experts"
         if fault:
             yield Pattern((tp, middle), np.empty((0, 0), dtype=np.int64), (), fault)
             continue
@@ -92,7 +93,7 @@ def patterns(space: PlanSpace, target: Target, along: bool) -> Iterator[Pattern]
         names = [axis.name for axis in axes]
         columns = np.column_stack([found[:, names.index(axis if axis in names else "dp")] for axis in space.axes])
         if tp > 1:
-            columns[:, -1] = with_whole_groups(space, columns[:, -1], target.grain)
+            columns[:, -1] = for_modules(space, columns[:, -1], target.grain)
         live = tuple(a for a, size in enumerate(space.meshes.mesh(shape)) if size > 1)
         fault = "" if tp == 1 else _unsplit(space, target, columns[:, -1], along)
         if not fault and any(not _is_split(space, columns[:, a], known.get(a, columns[:, a])) for a in live):

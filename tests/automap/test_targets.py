@@ -14,6 +14,8 @@ from crossing_graphs import towers, unet
 from agents import Budget, search_offer
 from automap.cluster import parse_cluster
 from automap.errors import ProblemError
+from automap.export.export import export
+from automap.globs import most_specific
 from automap.plan import AxisSharding, Plan, Schedule, Zero
 from automap.price.estimate import annotate
 from automap.problem import Problem
@@ -27,6 +29,9 @@ from ir import zoo
 from ir.zoo.net import Net
 
 GPT = "gpt:layers=4,hidden=64,heads=4,seq_len=32,vocab_size=102"
+BERT = "bert:layers=2,hidden=64,heads=4,seq_len=32,vocab_size=128"
+HEAD = "cls.predictions.transform.LayerNorm/LayerNormalization"
+BIASES = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias/Gather"
 MODELS = {
     "gpt": (GPT, {}),
     "long": (GPT, {"cp": 2}),
@@ -228,12 +233,38 @@ def test_hints_that_a_target_obeys_neither_of_are_named_together() -> None:
 
 
 def test_a_degree_that_a_target_does_not_have_is_named() -> None:
-    """The trainer of modules splits T5's samples alone: all layers read the position biases of all heads."""
+    """The trainer of modules splits the samples alone where all layers read the ALiBi of all heads."""
     training, hints = {"global_batch": 8, "target": "automap"}, {"fix": {"tp": 2}}
-    model = zoo.build("t5:layers=2,hidden=64,heads=4,seq_len=32,vocab_size=128")
+    model = zoo.build("gpt:layers=2,hidden=64,heads=4,seq_len=32,vocab_size=128,alibi=1")
     problem = Problem.build(model, parse_cluster("2xA100"), training, hints)
     with pytest.raises(ProblemError, match=r"hints\.fix\.tp: the target automap has no plan.*Use 1, or another"):
         plan_space(problem)
+
+
+@pytest.mark.parametrize(
+    ("model", "target", "wanted"),
+    [
+        # The position biases of a layer are those of all layers: their table is split by heads.
+        ("t5", "automap", {BIASES: "S(1)"}),
+        ("t5", "pytorch", {BIASES: "S(1)"}),
+        # The norm between the two products of the head stays whole, and the second product shares the table's split.
+        ("bert", "pytorch", {HEAD: "B", "embeddings.word_embeddings/Gather": "S(0)"}),
+    ],
+)
+def test_models_of_two_stacks_and_of_heads_with_norms_are_split(
+    model: str, target: str, wanted: dict[str, str]
+) -> None:
+    training = {"global_batch": 8, "target": target, "precision": "fp32"}
+    graph = zoo.build(BERT if model == "bert" else MODELS[model][0])
+    problem = Problem.build(graph, parse_cluster("2xA100"), training, {"fix": {"tp": 2}})
+    space = plan_space(problem)
+    plan = decoded(space, next(values for _, values in templates(space)))
+    assert not Verifier(problem).violations(plan)
+    placed = plan.stages[0].shardings
+    for name, text in wanted.items():
+        key = most_specific(placed, name)
+        assert (placed[key]["tp"].inputs[0] if key is not None else "B") == text, (name, sorted(placed))
+    assert {note.kept for note in export(plan, problem, target).notes} <= {"exact", "left to you"}
 
 
 @pytest.mark.parametrize("is_computed", [False, True])

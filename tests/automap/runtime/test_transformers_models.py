@@ -134,7 +134,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     @functools.cache
     def export(kind: str) -> Path:
-        without = {f"{place}_pdrop": 0.0 for place in ("attn", "embd", "resid")} if kind == "gpt2" else {}
+        names = {"gpt2": ("attn_pdrop", "embd_pdrop", "resid_pdrop"),
+                 "bert": ("hidden_dropout_prob", "attention_probs_dropout_prob")}  # fmt: skip
+        without = dict.fromkeys(names.get(kind, ()), 0.0)
         made = write(folder / kind, kind, **without) / "model.onnx"
         assert main(["export-onnx", f"hf:{made.parent}", "-o", str(made)]) == 0
         return made
@@ -147,13 +149,18 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def test_plans_train_them_with_the_loss_of_one_process(exported: Callable[[str], Path]) -> None:
     """Split layers, inputs that are not the first arguments, stages; all return a record with the scores inside."""
     folders = []
-    for kind, degrees in (("llama", "tp"), ("t5", "dp"), ("gpt2", "pp"), ("vit", "tp")):
+    for kind, degrees, target in (
+        ("llama", "tp", "automap"), ("t5", "tp", "automap"), ("gpt2", "pp", "automap"), ("vit", "tp", "automap"),
+        ("bert", "tp", "pytorch"),
+    ):  # fmt: skip
         model = exported(kind)
         hints = model.with_name("hints.json")
         hints.write_text(json.dumps({"fix": {degrees: 2}}))
         words = ["search", str(model), "--cluster", "2xcpu", "--precision", "fp32", "--global-batch", "4"]
-        words += ["--target", "automap", "--hints", str(hints), "--searcher", "expert", "--budget", "16"]
-        assert main([*words, "-o", str(model.with_name("plan.json"))]) == 0
+        words += ["--target", target, "--hints", str(hints), "--searcher", "expert", "--budget", "16"]
+        assert main([*words, "-o", str(plan := model.with_name("plan.json"))]) == 0
+        if target == "pytorch":
+            assert main(["export", str(plan), str(model), "-o", str(model.with_name("files"))]) == 0
         folders.append(str(model.parent))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     script = str(Path(__file__).with_name("transformers_ranks.py"))
@@ -161,9 +168,7 @@ def test_plans_train_them_with_the_loss_of_one_process(exported: Callable[[str],
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert len(lines) == len(folders), done.stderr[-3000:]
     for found in lines:
-        first, second = found["losses"]
-        assert first == pytest.approx(found["wanted"], rel=1e-5)
-        assert second < first
+        assert found["losses"] == pytest.approx(found["wanted"], rel=1e-5)
 
 
 WINDOWED: dict[str, tuple[dict[str, Any], dict[str, Any], list[Window]]] = {
