@@ -14,6 +14,6 @@ digest=$(printf %s "$password" | sha256sum | cut -d ' ' -f 1)
 } >"$folder/redis_users"
 printf 'redis://automap:%s@%s:6379/0' "$password" "$host" >"$folder/redis_url"
 [ -e "$folder/metrics_key" ] || : >"$folder/metrics_key"
-# The containers read them as users of their own; on this host nobody but you comes into the folder.
-chmod 444 "$folder/redis_users" "$folder/redis_url" "$folder/redis_password" "$folder/metrics_key"
+# The containers read them as users of their own; on this host nobody but you comes into the folder, and may change them.
+chmod 644 "$folder/redis_users" "$folder/redis_url" "$folder/redis_password" "$folder/metrics_key"
 chmod 700 "$folder"

@@ -7,6 +7,7 @@ import os
 import re
 import runpy
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -170,6 +171,10 @@ def test_the_service_works_as_the_user_of_redis_that_is_written(tmp_path: Path) 
     (tmp_path / "redis_password").write_text("hunter2")
     subprocess.run([DOCKER / "redis" / "users.sh", tmp_path, "store"], check=True)
     assert (tmp_path / "redis_url").read_text() == "redis://automap:hunter2@store:6379/0"
+    modes = {path.name: stat.filemode(path.stat().st_mode) for path in tmp_path.iterdir()}
+    # Containers read them as other users. Who owns them writes them again: a new password, the key of Prometheus.
+    assert set(modes) == {"redis_password", "redis_users", "redis_url", "metrics_key"}
+    assert set(modes.values()) == {"-rw-r--r--"} and stat.filemode(tmp_path.stat().st_mode) == "drwx------"
     lines = (tmp_path / "redis_users").read_text().splitlines()
     assert lines[0].startswith("user default off") and "hunter2" not in lines[1]
     with EmbeddedRedis(tmp_path / "data") as server, connect(server.url) as admin:
