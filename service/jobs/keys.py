@@ -144,7 +144,7 @@ class Keys:
         """Notes that a key was used."""
         now = self._clock()
         self._note_again[key.id] = now + _USED_EVERY_S
-        with contextlib.suppress(redis.exceptions.OutOfMemoryError):  # who only looks may still look
+        with contextlib.suppress(redis.ResponseError):  # a full or read only Redis: who only looks may still look
             self._redis.hset(_USED, key.id, repr(now))
 
     def revoke(self, key_id: str) -> Key:

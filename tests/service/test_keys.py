@@ -91,6 +91,21 @@ def locked(settings: Settings, client: redis.Redis, serve_app: Any) -> Iterator[
         yield api
 
 
+def test_who_only_looks_may_look_where_redis_refuses_to_write(locked: httpx.Client, client: redis.Redis) -> None:
+    """As one does that has lost its copies; when a key was used is then not noted."""
+    text, _ = Keys(client).create("a", SCOPES)
+    headers = {"Authorization": f"Bearer {text}"}
+    client.config_set("min-replicas-to-write", 1)
+    try:
+        assert locked.get("/v1/jobs", headers=headers).status_code == 200
+        job = {"zoo": "gpt2", "cluster": "8xA100", "training": {"global_batch": 8}}
+        refused = locked.post("/v1/jobs", headers=headers, json=job)
+        assert refused.status_code == 503 and refused.headers["retry-after"]
+    finally:
+        client.config_set("min-replicas-to-write", 0)
+    assert [used for _, used in Keys(client).all()] == [None]
+
+
 def test_the_matrix_of_routes_and_keys(locked: httpx.Client, client: redis.Redis) -> None:
     keys = Keys(client)
     now = [0.0]
