@@ -160,8 +160,7 @@ class Trainer:
     """Whether chains of small operators run as one kernel (a compiler, kernels written by hand); otherwise operator by
     operator, but for the functions that PyTorch itself has, see `automap.execution`."""
     pads_products: bool
-    """Whether the software pads dims to what tensor cores take, as Megatron pads vocabularies; otherwise products with
-    a vocabulary of 50257 are as slow as they are."""
+    """Whether it pads dims to what tensor cores take, as Megatron pads vocabularies; if not, unpadded ones are slow."""
     optimizer_traffic: float
     """Bytes that the optimizer moves, relative to one fused kernel."""
     autocast: bool
