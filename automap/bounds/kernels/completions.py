@@ -12,42 +12,25 @@ from typing import NamedTuple
 import numpy as np
 from numba import boolean, float64, int64, types, void
 
+from automap.bounds.kernels.completion_rules import GOAL, Goal, complete_signatures, complete_skeleton
 from automap.bounds.kernels.corrections import correction
 from automap.bounds.kernels.cut_bounds import LOWER_BOUNDS
 from automap.bounds.kernels.known_plans import KNOWN, compare, find_best, follow_known, worth
 from automap.bounds.kernels.step_many import EPISODES, WAIT, step_one
 from automap.jit import borrowing, kernel
-from automap.price.kernels.array_types import Floats, Ints, Ints2, Mask, tuple_type
+from automap.price.kernels.array_types import Floats2, Ints, Ints2, Mask, tuple_type
 from automap.price.kernels.hashes import SEEDS, mix
-from automap.space.group_flow import FLOW, GroupFlow
-from automap.space.kernels.draft import DRAFT, pick
 from automap.space.kernels.known_prices import recall, remember
 from automap.space.kernels.layout import decide_stages
-from automap.space.kernels.levels import nearest_legal
 from automap.space.kernels.price_one import cost_rows, finish, price_one
 from automap.space.kernels.records import COMPILED, SPACE
-from automap.space.kernels.stepper import decide, is_idle, legal_values
+from automap.space.kernels.stepper import decide, is_idle
 from automap.space.kernels.workspace import Workspace, new_workspace, set_rows
 
+NOT_PRICED = -2.0
+"""In place of seconds: a completion that is not priced yet."""
 NOT_ANOTHER = -1.0
-"""In place of seconds: the completion by `_likewise` is the same as the one that follows the known plans."""
-
-
-class Goal(NamedTuple):
-    """The rule by which the undecided slots of a plan are completed."""
-
-    flow: GroupFlow
-    """The flow between the linkage groups of the space."""
-    follows: Ints
-    """[slots] a legal plan, whose values are taken where they are legal."""
-    meshes: Ints
-    """[2] `Layout.hashes` of that plan."""
-    asked: Mask
-    """[slots] which slots are decided one by one."""
-    decided: int
-    """Number of slots that are decided."""
-    goes_on: bool
-    """Whether signatures continue those before them where `_likewise` gives a value."""
+"""In place of seconds: the completion by `likewise` is the same as the one that follows the known plans."""
 
 
 class Scratch(NamedTuple):
@@ -62,8 +45,8 @@ class Scratch(NamedTuple):
     """[1] whether the draft contains the decisions of the present plan."""
     other: Ints
     """[slots] another completion."""
-    price: Floats
-    """[2] seconds and overflow of the other one."""
+    prices: Floats2
+    """[most, 2] for each legal value, seconds and overflow of the other completion, if there is one."""
     hashes: Ints2
     """[types, 2] `Draft.hashes` of the plan that was priced last."""
     skeleton: Ints
@@ -76,102 +59,8 @@ class Scratch(NamedTuple):
     """[most] the result of `find_best`."""
 
 
-GOAL, SCRATCH = tuple_type(Goal), tuple_type(Scratch)
-"""Numba's types of the two."""
-
-
-@borrowing(int64(COMPILED, int64[::1], int64, int64, DRAFT), inner=True)
-def _settled(compiled, value, slot, wanted, draft):
-    """The value of a slot if `wanted` is preferred: this one if it is legal, else the one that keeps operators whole,
-    else that of `nearest_legal`. `step_many` fills in slots that are not asked in the same way."""
-    space = compiled.space
-    mask = draft.mask[: legal_values(compiled, value, slot, draft)]
-    if slot >= space.first.signature and not (wanted < mask.shape[0] and mask[wanted]):
-        wanted = space.groups[(slot - space.first.signature) // space.obeys.shape[0]].whole
-    return nearest_legal(space, slot, wanted, mask)
-
-
-@borrowing(int64(SPACE, FLOW, int64[::1], int64), inner=True)
-def _likewise(space, flow, value, slot):
-    """The value of a signature that continues the signatures before it, or -1 if there is none.
-
-    If a group splits the batch, the next group of the unit splits the batch too; if the unit has only one group, that
-    of the next unit does. Otherwise a group takes its input in the placement in which it is made, provided that this is
-    a split and that the group then divides its work. The value depends on the values before it alone. So if it is
-    chosen, the completion stays the same at the next decision.
-
-    Args:
-        space: slots.
-        flow: flow between linkage groups.
-        value: [slots] values; those before `slot` are known.
-        slot: slot of the signature.
-    """
-    first, num_axes = space.first.signature, space.obeys.shape[0]
-    group, axis = divmod(slot - first, num_axes)
-    before = group - 1
-    is_near = before >= 0 and (flow.kind[before] == flow.kind[group] or flow.is_alone[before])
-    if is_near and value[slot - num_axes] == flow.batch[before]:
-        return flow.batch[group]
-    source = flow.source[group]
-    if source < 0:
-        return -1
-    made = flow.made[group, value[first + source * num_axes + axis]]
-    if made >= 0:
-        for chosen in range(space.groups[group].num_values):
-            if flow.required[group, chosen] == made and flow.divides[group, chosen]:
-                return chosen
-    return -1
-
-
-@borrowing(void(COMPILED, GOAL, DRAFT, int64[::1]), inner=True)
-def _complete_skeleton(compiled, goal, draft, value):
-    """Completes the slots of a plan before its signatures.
-
-    Args:
-        compiled: whose cache is read and written.
-        goal: the rule for undecided slots.
-        draft: with the layout of all decided slots but the last one.
-        value: [slots] the plan; the undecided slots are written.
-    """
-    space = compiled.space
-    for slot in range(goal.decided - 1, space.first.signature):
-        if slot >= space.first.cut and is_idle(space, slot, draft.layout):
-            value[slot] = 0
-            continue
-        if slot >= goal.decided:
-            value[slot] = _settled(compiled, value, slot, goal.follows[slot], draft)
-        decide(space, value, slot, draft)
-
-
-@borrowing(void(COMPILED, GOAL, DRAFT, int64[::1]), inner=True)
-def _complete_signatures(compiled, goal, draft, value):
-    """Completes the signatures of a plan.
-
-    Args:
-        compiled: whose cache is read and written.
-        goal: the rule for undecided slots.
-        draft: with the layout of the plan and all decided signatures but the last one; the others are overwritten.
-        value: [slots] the plan; the undecided slots are written.
-    """
-    space, first, num_axes = compiled.space, compiled.space.first, compiled.space.obeys.shape[0]
-    follows, decided = goal.follows, goal.decided
-    # The signatures of a legal plan are legal in every plan with the same meshes.
-    hashes = draft.layout.hashes
-    is_reshaped = hashes[0] != goal.meshes[0] or hashes[1] != goal.meshes[1]
-    for group in range(max(0, (decided - 1 - first.signature) // num_axes), space.groups.shape[0]):
-        begin = first.signature + group * num_axes
-        is_touched = is_reshaped
-        for slot in range(begin, begin + num_axes):
-            if slot >= decided:
-                value[slot] = follows[slot]
-                if goal.goes_on and goal.asked[slot]:
-                    likewise = _likewise(space, goal.flow, value, slot)
-                    value[slot] = likewise if likewise >= 0 else follows[slot]
-            is_touched = is_touched or value[slot] != follows[slot]
-        for slot in range(begin, begin + num_axes):
-            if is_touched and slot >= decided:
-                value[slot] = _settled(compiled, value, slot, value[slot], draft)
-            pick(space, group, slot - begin, value[slot], draft)
+SCRATCH = tuple_type(Scratch)
+"""Numba's type of `Scratch`."""
 
 
 @borrowing(void(SPACE, int64[::1], SCRATCH), inner=True)
@@ -287,7 +176,7 @@ def _prepare(compiled, episodes, number, scratch):
 @borrowing(void(COMPILED, EPISODES, KNOWN, int64, int64, boolean, SCRATCH), inner=True)
 def _write(compiled, episodes, known, number, place, goes_on, scratch):
     """Writes the completion after one legal value: into `Scratch.other` if it continues the decisions before it
-    (`_likewise`), else into `Scratch.values`. Unless it is a known plan, the draft has its skeleton and signatures
+    (`likewise`), else into `Scratch.values`. Unless it is a known plan, the draft has its skeleton and signatures
     after that.
 
     Args:
@@ -309,9 +198,9 @@ def _write(compiled, episodes, known, number, place, goes_on, scratch):
     goal = _goal(episodes, known, number, follows, goes_on)
     value[slot] = episodes.legal[number, place]
     if slot < space.first.signature:
-        _complete_skeleton(compiled, goal, draft, value)
+        complete_skeleton(compiled, goal, draft, value)
         _set_skeleton(space, value, scratch)
-    _complete_signatures(compiled, goal, draft, value)
+    complete_signatures(compiled, goal, draft, value)
 
 
 @borrowing(void(KNOWN, int64, int64[::1], float64), inner=True)
@@ -329,20 +218,32 @@ def _is_best(known, number, price):
 
 
 @borrowing(void(COMPILED, EPISODES, KNOWN, int64, int64, SCRATCH), inner=True)
-def _complete(compiled, episodes, known, number, place, scratch):
-    """Prices the completion that follows the known plans after one legal value, which has the index `place`."""
-    follows, out, is_corrected = scratch.best[place], known.completed[number, place], known.corrections.num_tried[0] > 0
+def _look_up(compiled, episodes, known, number, place, scratch):
+    """Writes the price of the completion that follows the known plans after one legal value, which has the index
+    `place`, if it is a known plan or in the cache; else NOT_PRICED in place of seconds."""
+    follows, out = scratch.best[place], known.completed[number, place]
     scratch.is_written[place] = False
+    out[0] = NOT_PRICED
     if _is_known(episodes, known, number, follows):
         out[0], out[1] = known.prices[follows, 0], known.prices[follows, 1]
     else:
         known.priced[0] += 1
-        one, two = _hashes(episodes, known, number, place, follows, False)
-        if is_corrected or not recall(compiled.cache, one, two, out):
-            _write(compiled, episodes, known, number, place, False, scratch)
-            _price(compiled, known, scratch.values[place], scratch, out)
-            if not is_corrected:
-                remember(compiled.cache, one, two, out)
+        if known.corrections.num_tried[0] == 0:
+            one, two = _hashes(episodes, known, number, place, follows, False)
+            recall(compiled.cache, one, two, out)
+
+
+@borrowing(void(COMPILED, EPISODES, KNOWN, int64, int64, SCRATCH), inner=True)
+def _complete(compiled, episodes, known, number, place, scratch):
+    """Prices the completion after one legal value, unless `_look_up` found its price, and keeps it if it is the best.
+    Arguments as for `_look_up`."""
+    out = known.completed[number, place]
+    if out[0] == NOT_PRICED:
+        _write(compiled, episodes, known, number, place, False, scratch)
+        _price(compiled, known, scratch.values[place], scratch, out)
+        if known.corrections.num_tried[0] == 0:
+            one, two = _hashes(episodes, known, number, place, scratch.best[place], False)
+            remember(compiled.cache, one, two, out)
     if _is_best(known, number, out):
         if not scratch.is_written[place]:
             _write(compiled, episodes, known, number, place, False, scratch)
@@ -351,30 +252,29 @@ def _complete(compiled, episodes, known, number, place, scratch):
 
 @borrowing(boolean(COMPILED, EPISODES, KNOWN, int64, int64, SCRATCH), inner=True)
 def _price_likewise(compiled, episodes, known, number, place, scratch):
-    """Writes the completion by `_likewise` into `Scratch.other` and its price into `Scratch.price`; returns False if it
-    is the same as the one that follows the known plans. Arguments as for `_complete`."""
+    """Writes the completion by `likewise` into `Scratch.other` and its price into `Scratch.prices`; returns False if
+    it is the same as the one that follows the known plans. Arguments as for `_look_up`."""
     value, other, slot = scratch.values[place], scratch.other, episodes.position[number]
     if not scratch.is_written[place]:
         _write(compiled, episodes, known, number, place, False, scratch)
     _write(compiled, episodes, known, number, place, True, scratch)
     if _is_alike(value, other, slot + 1, value.shape[0]):
         return False
-    _price(compiled, known, other, scratch, scratch.price)
+    _price(compiled, known, other, scratch, scratch.prices[place])
     return True
 
 
 @borrowing(void(COMPILED, EPISODES, KNOWN, int64, int64, SCRATCH), inner=True)
 def _go_on(compiled, episodes, known, number, place, scratch):
-    """Prices the completion by `_likewise` after one legal value of a signature, if it differs from that of
-    `_complete`, and stores its price if that is better. Arguments as for `_complete`."""
-    follows, out, price = scratch.best[place], known.completed[number, place], scratch.price
-    is_written, is_corrected = False, known.corrections.num_tried[0] > 0
-    one, two = _hashes(episodes, known, number, place, follows, True)
-    if is_corrected or not recall(compiled.cache, one, two, price):
+    """Prices the completion by `likewise` after one legal value of a signature, if it differs from that of
+    `_complete`, and stores its price if that is better. Arguments as for `_look_up`."""
+    out, price, is_written = known.completed[number, place], scratch.prices[place], False
+    if price[0] == NOT_PRICED:
         is_written = True
         if not _price_likewise(compiled, episodes, known, number, place, scratch):
             price[0] = NOT_ANOTHER
-        if not is_corrected:
+        if known.corrections.num_tried[0] == 0:
+            one, two = _hashes(episodes, known, number, place, scratch.best[place], True)
             remember(compiled.cache, one, two, price)
     if price[0] == NOT_ANOTHER:
         return
@@ -390,20 +290,28 @@ def _go_on(compiled, episodes, known, number, place, scratch):
 @borrowing(void(COMPILED, EPISODES, KNOWN, int64, SCRATCH), inner=True)
 def _complete_one(compiled, episodes, known, number, scratch):
     """Prices the completions after every legal value of the slot to decide of one plan; see `step_and_complete`."""
-    slot, worths = episodes.position[number], known.worth[number]
+    slot, worths, count = episodes.position[number], known.worth[number], episodes.offered[number]
     compare(episodes, known, number)
     find_best(episodes, known, number, scratch.places, scratch.best)
     scratch.is_ready[0] = False
     preferred = known.values[known.agreeing[number, 0], slot]
     known.least[number] = np.inf
-    for i in range(episodes.offered[number]):
+    # All completions are looked up before one is priced, so that the processor waits for their memory at the same time.
+    for i in range(count):
         known.is_followed[number, i] = episodes.legal[number, i] == preferred
+        _look_up(compiled, episodes, known, number, i, scratch)
+    for i in range(count):
         _complete(compiled, episodes, known, number, i, scratch)
     if slot >= compiled.space.first.signature:
+        for i in range(count):
+            scratch.prices[i, 0] = NOT_PRICED
+            if known.corrections.num_tried[0] == 0:
+                one, two = _hashes(episodes, known, number, i, scratch.best[i], True)
+                recall(compiled.cache, one, two, scratch.prices[i])
         # These completions are priced one after another, since consecutive ones have more units in common.
-        for i in range(episodes.offered[number]):
+        for i in range(count):
             _go_on(compiled, episodes, known, number, i, scratch)
-    for i in range(episodes.offered[number]):
+    for i in range(count):
         worths[i] = worth(known.completed[number, i, 0], known.completed[number, i, 1], known.reference_s)
         known.least[number] = min(known.least[number], worths[i])
 
@@ -424,7 +332,7 @@ def step_and_complete(compiled, bounds, episodes, known, actions):
     Slots that are not asked follow the best known plan that agrees with the decisions. Each plan is decided and then
     completed before the next one, while what is known of its units is in the processor's caches.
 
-    For a signature there are two completions: by the known plan, and by `_likewise`, which continues the decisions
+    For a signature there are two completions: by the known plan, and by `likewise`, which continues the decisions
     before. The better one counts, since sharding often saves time only if several operators are sharded together.
 
     Args:
@@ -440,7 +348,7 @@ def step_and_complete(compiled, bounds, episodes, known, actions):
         is_written=np.empty(episodes.legal.shape[1], np.bool_),
         is_ready=np.empty(1, np.bool_),
         other=np.empty(num_slots, np.int64),
-        price=np.empty(2),
+        prices=np.empty((episodes.legal.shape[1], 2)),
         hashes=np.empty_like(workspace.draft.hashes),
         skeleton=np.empty(2, np.int64),
         has_costs=np.zeros(1, np.bool_),

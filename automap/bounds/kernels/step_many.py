@@ -36,6 +36,8 @@ BEGIN, WAIT = -1, -2
 """Actions that decide nothing: begin a new plan; leave the plan as it is."""
 STALE, PRICE = -1, -2
 """In place of the next value in hashes of cached bounds. STALE: no next value is decided; PRICE: all slots are."""
+NOT_BOUNDED = -1.0
+"""In place of seconds: a bound that is not computed yet."""
 FEWEST_CUTS = 8
 """Least number of ends that are offered for a chunk, if it has so many legal ones, in pipelines of any length
 (assumed)."""
@@ -200,9 +202,14 @@ def _look(compiled, bounds, episodes, number, slot, is_ready, workspace):
                 child += 1
             ahead[i, 0], ahead[i, 1] = bounds.nodes[child, 0], bounds.nodes[child, 1]
     elif first.cut <= slot:
+        # All values are looked up before one is bounded, so that the processor waits for their memory at the same time.
         for i in range(count):
+            ahead[i, 0] = NOT_BOUNDED
             one, two = mix(hashes[0], hashes[1], legal[i])
-            if not recall(compiled.cache, one, two, ahead[i]):
+            recall(compiled.cache, one, two, ahead[i])
+        for i in range(count):
+            if ahead[i, 0] == NOT_BOUNDED:
+                one, two = mix(hashes[0], hashes[1], legal[i])
                 if not is_ready:
                     _prepare(compiled, bounds, value, slot, workspace)
                     is_ready = True

@@ -8,7 +8,7 @@ import numpy as np
 from numba import boolean, int64, void
 
 from automap.jit import borrowing, kernel
-from automap.price.kernels.array_types import Ints, Ints2, Mask, tuple_type
+from automap.price.kernels.array_types import Ints, Ints2, Ints3, Mask, tuple_type
 from automap.price.kernels.cost_records import MAX_AXES
 from automap.price.kernels.hashes import mix, scramble
 from automap.space.kernels.layout import Layout, new_layout
@@ -31,6 +31,9 @@ class Draft(NamedTuple):
     """[groups] unit type of each."""
     hashes: Ints2
     """[types, 2] two hashes of the picked values in each unit type."""
+    recent: Ints3
+    """[groups, axes, 3] entry of `UnitCache.legal` that the last `legal_signatures` of each group and axis read or
+    wrote. Plans that are decided one after another mostly have the same meshes."""
 
 
 DRAFT = tuple_type(Draft)
@@ -49,6 +52,7 @@ def new_draft(compiled):
         chosen=np.full((compiled.tables.operators.shape[0], num_axes), -1),
         types=np.empty(num_groups, np.int64),
         hashes=np.zeros((num_types, 2), np.int64),
+        recent=np.zeros((num_groups, num_axes, 3), np.int64),
     )
     for kind in range(num_types):
         for group in range(space.group_spans[kind], space.group_spans[kind + 1]):
@@ -96,18 +100,21 @@ def legal_signatures(compiled, group, axis, draft, mask):
     for a in range(axis):
         one, two = mix(one, two, draft.picked[group, a])
     one |= 1
-    known = compiled.cache.legal[two & (REMEMBERED_LEGAL - 1)]
-    if mask.shape[0] > BITS or known[0] != one or known[1] != two:
-        num_meshes = layout.frame[0].num_meshes
-        sizes, samples = layout.sizes[:num_meshes], layout.divided[:num_meshes]
-        signature_mask(compiled.tables, space, group, axis, draft.chosen, sizes, samples, mask)
-        # Signatures that were tried are undecided again.
-        for a in range(axis, num_axes):
-            pick(space, group, a, -1, draft)
-            assign(space, group, a, -1, draft.chosen)
-        known[0], known[1], known[2] = one, two, 0
-        for value in range(min(mask.shape[0], BITS)):
-            known[2] |= int64(mask[value]) << value
-    else:
+    recent = draft.recent[group, axis]
+    if mask.shape[0] > BITS or recent[0] != one or recent[1] != two:
+        known = compiled.cache.legal[two & (REMEMBERED_LEGAL - 1)]
+        if mask.shape[0] > BITS or known[0] != one or known[1] != two:
+            num_meshes = layout.frame[0].num_meshes
+            sizes, samples = layout.sizes[:num_meshes], layout.divided[:num_meshes]
+            signature_mask(compiled.tables, space, group, axis, draft.chosen, sizes, samples, mask)
+            # Signatures that were tried are undecided again.
+            for a in range(axis, num_axes):
+                pick(space, group, a, -1, draft)
+                assign(space, group, a, -1, draft.chosen)
+            known[0], known[1], known[2] = one, two, 0
+            for value in range(min(mask.shape[0], BITS)):
+                known[2] |= int64(mask[value]) << value
+        recent[0], recent[1], recent[2] = known[0], known[1], known[2]
+    if mask.shape[0] <= BITS:
         for value in range(mask.shape[0]):
-            mask[value] = (known[2] >> value) & 1 == 1
+            mask[value] = (recent[2] >> value) & 1 == 1

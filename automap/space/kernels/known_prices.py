@@ -15,16 +15,16 @@ from automap.space.kernels.records import UNIT_CACHE
 @borrowing(boolean(UNIT_CACHE, int64, int64, float64[::1]), inner=True)
 def recall(cache, one, two, out):
     """Writes the cached seconds and overflow, [2], of two hashes; returns whether there are any."""
-    place = two & (cache.plans.shape[0] - 1)
-    if cache.plans[place, 0] != one | 1 or cache.plans[place, 1] != two:
+    known = cache.plans[two & (cache.plans.shape[0] - 1)]
+    if known.one != one | 1 or known.two != two:
         return False
-    out[0], out[1] = cache.prices[place, 0], cache.prices[place, 1]
+    out[0], out[1] = known.seconds, known.overflow
     return True
 
 
 @borrowing(void(UNIT_CACHE, int64, int64, float64[::1]), inner=True)
 def remember(cache, one, two, price):
     """Stores seconds and overflow, [2], under two hashes; replaces an older entry in the same place."""
-    place = two & (cache.plans.shape[0] - 1)
-    cache.plans[place, 0], cache.plans[place, 1] = one | 1, two
-    cache.prices[place, 0], cache.prices[place, 1] = price[0], price[1]
+    known = cache.plans[two & (cache.plans.shape[0] - 1)]
+    known.one, known.two = one | 1, two
+    known.seconds, known.overflow = price[0], price[1]

@@ -13,6 +13,7 @@ import math
 from numba import boolean, float64, int64, types, void
 
 from automap.jit import borrowing
+from automap.price.kernels.array_types import rows_type
 from automap.price.kernels.collectives import SUMMED
 from automap.price.kernels.hashes import SEEDS, mix
 from automap.price.kernels.passes import add_unit, begin_passes, end_passes, write_unit, zero_s
@@ -26,7 +27,7 @@ from automap.price.kernels.unit import unit_cost
 from automap.space.kernels.layout import look_from
 from automap.space.kernels.records import COMPILED
 from automap.space.kernels.unit_cache import REMEMBERED
-from automap.space.kernels.workspace import WORKSPACE
+from automap.space.kernels.workspace import ROW, WORKSPACE
 from ir.factors import PARTIAL
 
 
@@ -47,9 +48,15 @@ def outgoing(compiled, unit_type, is_sent, chosen, placement):
             placement[a] = SUMMED
 
 
+@borrowing(boolean(rows_type(ROW), int64, int64), inner=True)
+def _is_concerned(rows, number, kind):
+    """Whether the costs of a row depend on a unit type, -1 for all: it is a unit of this type, or follows one."""
+    return kind < 0 or rows[number].type == kind or rows[number].before == kind
+
+
 @borrowing(types.UniTuple(int64, 2)(WORKSPACE, int64), inner=True)
 def _hashes(workspace, number):
-    """Two hashes of everything on which the costs of a row depend, neither of them zero."""
+    """Two hashes of everything on which the costs of a row depend, the first of which is not zero."""
     row, layout, hashes = workspace.rows[number], workspace.draft.layout, workspace.draft.hashes
     word = row.type * 16 + row.mode
     for a in range(workspace.incoming.shape[0]):
@@ -61,16 +68,25 @@ def _hashes(workspace, number):
     return one | 1, two
 
 
-@borrowing(boolean(COMPILED, int64, int64, int64, WORKSPACE), inner=True)
-def _recall(compiled, one, two, number, workspace):
-    """Writes the costs of a row if the row itself, an earlier row or the cache has them; returns whether one has.
+@borrowing(void(COMPILED, int64, WORKSPACE), inner=True)
+def _look_up(compiled, number, workspace):
+    """Writes what crosses into the unit of a row, the hashes of the costs that are wanted, and whether the cache has
+    them."""
+    row, keys = workspace.rows[number], compiled.cache.keys
+    outgoing(compiled, row.before, row.opens, workspace.draft.chosen, workspace.incoming)
+    for a in range(workspace.incoming.shape[0]):
+        row.incoming[a] = workspace.incoming[a]
+    one, two = _hashes(workspace, number)
+    workspace.wanted[number, 0], workspace.wanted[number, 1] = one, two
+    place = two & (REMEMBERED - 1)
+    workspace.is_cached[number] = keys[place, 0] == one and keys[place, 1] == two
 
-    Args:
-        one: hash of everything on which the costs depend, see `_hashes`.
-        two: the other hash.
-        number: number of the row.
-    """
+
+@borrowing(boolean(COMPILED, int64, WORKSPACE), inner=True)
+def _recall(compiled, number, workspace):
+    """Writes the costs of a row if the row itself, an earlier row or the cache has them; returns whether one has."""
     keys, costs, covered, cache = workspace.keys, workspace.costs, workspace.covered, compiled.cache
+    one, two = workspace.wanted[number, 0], workspace.wanted[number, 1]
     if keys[number, 0] == one and keys[number, 1] == two:
         return True
     workspace.zero_stages[number] = -1.0
@@ -80,7 +96,8 @@ def _recall(compiled, one, two, number, workspace):
             covered[number] = covered[earlier]
             return True
     place = two & (REMEMBERED - 1)
-    if cache.keys[place, 0] == one and cache.keys[place, 1] == two:
+    # A row that was priced after `_look_up` may have taken the place.
+    if workspace.is_cached[number] and cache.keys[place, 0] == one and cache.keys[place, 1] == two:
         costs[number] = cache.costs[place]
         covered[number] = cache.covered[place]
         return True
@@ -96,15 +113,17 @@ def cost_rows(compiled, kind, workspace):
         workspace: `costs` and `covered` are written.
     """
     rows, cache = workspace.rows, compiled.cache
+    # All rows are looked up before one is priced, so that the processor waits for their memory at the same time.
     for number in range(workspace.counts[0].num_rows):
-        row = rows[number]
-        if 0 <= kind != row.type and row.before != kind:
+        if _is_concerned(rows, number, kind):
+            _look_up(compiled, number, workspace)
+    for number in range(workspace.counts[0].num_rows):
+        if not _is_concerned(rows, number, kind):
             continue
-        outgoing(compiled, row.before, row.opens, workspace.draft.chosen, workspace.incoming)
-        for a in range(workspace.incoming.shape[0]):
-            row.incoming[a] = workspace.incoming[a]
-        one, two = _hashes(workspace, number)
-        if not _recall(compiled, one, two, number, workspace):
+        one, two = workspace.wanted[number, 0], workspace.wanted[number, 1]
+        if not _recall(compiled, number, workspace):
+            for a in range(workspace.incoming.shape[0]):
+                workspace.incoming[a] = rows[number].incoming[a]
             _cost_row(compiled, number, workspace)
             place = two & (REMEMBERED - 1)
             cache.keys[place, 0], cache.keys[place, 1] = one, two

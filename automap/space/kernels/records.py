@@ -7,6 +7,7 @@ hardware, links or mesh; other arrays refer to them by row. Units: seconds, byte
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from automap.price.kernels.array_types import (
     Mask5,
     Record,
     Rows,
+    dtype_of,
     rows_type,
     tuple_type,
 )
@@ -231,6 +233,23 @@ SPACE = tuple_type(SpaceArrays)
 """Numba's type of `SpaceArrays`."""
 
 
+@dataclass(kw_only=True, slots=True)
+class PricedRow:
+    """The price of a plan, or the bounds of a partial plan, in a cache."""
+
+    one: int
+    """A hash of everything on which the price depends; 0 in an empty entry."""
+    two: int
+    """Another hash of it."""
+    seconds: float
+    """Seconds of a step."""
+    overflow: float
+    """Overflow of memory, as a share of the capacity."""
+
+
+PRICED_DTYPE = dtype_of(PricedRow)
+
+
 class UnitCache(NamedTuple):
     """The caches of one problem. Their keys are two hashes of everything on which an entry depends.
 
@@ -248,10 +267,8 @@ class UnitCache(NamedTuple):
     """Costs of operators that depend on their own signatures alone."""
     legal: Ints2
     """[REMEMBERED_LEGAL, 3] hashes of a linkage group on meshes of stages; legal signatures there, as bits."""
-    plans: Ints2
-    """[REMEMBERED_PLANS, 2] hashes of a plan or of a partial plan; zeros in an empty entry."""
-    prices: Floats2
-    """[REMEMBERED_PLANS, 2] seconds and overflow of the plan, or bounds of the partial one."""
+    plans: Annotated[Rows, rows_type(PRICED_DTYPE)]
+    """[REMEMBERED_PLANS] see `PricedRow`."""
 
 
 UNIT_CACHE = tuple_type(UnitCache)

@@ -63,6 +63,10 @@ class Workspace(NamedTuple):
     """[rows] ZeRO stage for which `zero_s` was computed; -1 if it must be computed again."""
     keys: Ints2
     """[rows, 2] hashes of everything on which `costs` depend; zeros where there are no costs."""
+    wanted: Ints2
+    """[rows, 2] scratch of `cost_rows`: these hashes for the costs that are wanted."""
+    is_cached: Mask
+    """[rows] scratch of `cost_rows`: whether the cache has them."""
     covered: Mask
     """[rows] whether the unit is recomputed as a whole."""
     parts: Annotated[Rows, rows_type(PART_DTYPE)]
@@ -120,6 +124,8 @@ def new_workspace(compiled):
         zero_s=np.empty((num_units, 4)),
         zero_stages=np.empty(num_units),
         keys=np.zeros((num_units, 2), np.int64),
+        wanted=np.empty((num_units, 2), np.int64),
+        is_cached=np.empty(num_units, np.bool_),
         covered=np.empty(num_units, np.bool_),
         parts=np.empty(num_units, PART_DTYPE),
         tried=np.empty(2, UNIT_COST_DTYPE),
