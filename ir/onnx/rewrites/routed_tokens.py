@@ -216,9 +216,12 @@ class _Expert:
         """Whether all that is computed of the tokens that are looked up is computed row by row, up to the writes."""
         queue, seen = list(names), set(names)
         while queue:
-            for node in self.readers.get(queue.pop(), ()):
+            name = queue.pop()
+            for node in self.readers.get(name, ()):
                 if id(node) in self.sums or node.kind == "Shape":
                     continue
+                if node.kind in ("MatMul", "Gemm") and name in node.inputs[1:]:
+                    return False
                 perm = tuple(node.attributes.get("perm") or ())
                 keeps_last = node.kind == "Transpose" and perm[-1:] == (len(perm) - 1,)
                 if node.kind not in _BY_ROW and not keeps_last:
