@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
+import redis
 import uvicorn
 
 from automap.errors import UserError
@@ -28,7 +29,7 @@ from service.http.api import close, create_app
 from service.http.connections import server_config
 from service.http.feed import Feed
 from service.jobs import job_queue
-from service.jobs.connection import AWAY, check, connect
+from service.jobs.connection import check, connect
 from service.jobs.keys import Keys
 from service.jobs.store import Store
 from service.settings import Settings
@@ -78,7 +79,7 @@ def serve(
         try:
             check(url)
             is_open = settings.require_keys and not Keys(client).any_usable()
-        except AWAY as fault:
+        except redis.RedisError as fault:
             if settings.require_keys:
                 repair = "Start it, or set AUTOMAP_REDIS_URL: whether there is a key is known to Redis alone."
                 raise UserError(

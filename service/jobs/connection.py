@@ -5,13 +5,13 @@ Independent of what is kept there. Units: seconds.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
 import ssl
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import redis
@@ -28,7 +28,10 @@ LONGEST_PAUSE_S = 1.0
 ANSWER_S = 5.0
 """Longest time that Redis may take to answer, or to take a connection; beyond it, it is away."""
 AWAY = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.OutOfMemoryError)
-"""What is raised while nothing can be written, and passes: Redis is away, or its memory is full."""
+"""What is raised while Redis is away, or its memory is full; see also `passes`."""
+_REFUSED_FOR_NOW = re.compile(r"(?:^|caused error: )(?:NOREPLICAS|MISCONF) ")
+"""Beginning of the answer of a Redis that takes no writes while it has too few copies (`min-replicas-to-write`), or
+while it cannot write its own file; redis-py has no classes for them. In a transaction it follows other words."""
 _CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError, ssl.SSLWantReadError)
 """Errors of TLS that say nothing of keys and certificates."""
 _WITH_SENTINELS = re.compile(r"(rediss?)-sentinel://(?:(.*)@)?([^@/?#]+)(/\d*)?(\?[^#]*)?#(.+)")
@@ -111,16 +114,18 @@ def check(url: str) -> None:
         UserError: no waiting helps. It answers and refuses, as with a wrong password or a user without rights; its
             certificate is refused; a file of certificates cannot be read; or it speaks TLS and the URL does not, or the
             other way round.
-        redis.RedisError: it is away (one of `AWAY`).
+        redis.RedisError: it is away, or takes no writes for now (`passes`).
     """
     with connect(url) as client:
         try:
             _check_files(client)
             client.ping()
             _check_rights(client)
-        except (redis.exceptions.OutOfMemoryError, redis.BusyLoadingError):
+        except redis.BusyLoadingError:
             raise
         except (redis.AuthenticationError, redis.ResponseError) as fault:
+            if isinstance(fault, redis.ResponseError) and passes(fault):
+                raise
             repair = "Put name, password and database into AUTOMAP_REDIS_URL, as in redis://name:password@host:6379/0."
             raise UserError(f"Redis refuses ({fault})", field="redis_url", value="...", repair=repair) from None
         except (redis.ConnectionError, redis.TimeoutError) as fault:
@@ -206,12 +211,31 @@ def impatient(client: redis.Redis) -> redis.Redis:
     return redis.Redis.from_pool(redis.ConnectionPool(**given))
 
 
+def passes(fault: redis.RedisError) -> bool:
+    """Whether waiting helps: Redis is away, its memory or disk is full, it has lost its copies, or is read only."""
+    if isinstance(fault, (*AWAY, redis.exceptions.ReadOnlyError)):
+        return True
+    return isinstance(fault, redis.ResponseError) and _REFUSED_FOR_NOW.search(str(fault)) is not None
+
+
+@contextlib.contextmanager
+def left_out_while_away() -> Iterator[None]:
+    """A context that ends at a command which Redis does not take for now (`passes`); what follows it is left out."""
+    try:
+        yield
+    except redis.RedisError as fault:
+        if not passes(fault):
+            raise
+
+
 def patiently(write: Callable[[], T], *, pause_s: float = LONGEST_PAUSE_S) -> T:
-    """What a write returns, done again while the memory of Redis is full; a patient client waits for all else."""
+    """What a write returns, done again while Redis takes no writes; a patient client waits while Redis is away."""
     while True:
         try:
             return write()
-        except redis.exceptions.OutOfMemoryError:
+        except redis.ResponseError as fault:
+            if not passes(fault):
+                raise
             time.sleep(pause_s)
 
 
@@ -223,7 +247,7 @@ def paced(action: Callable[[], object], *, every_s: float) -> Callable[[], None]
         nonlocal last
         if time.monotonic() - last >= every_s:
             last = time.monotonic()
-            with suppress(*AWAY):
+            with left_out_while_away():
                 action()
 
     return act

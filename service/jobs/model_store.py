@@ -6,7 +6,6 @@ Units: bytes.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import json
@@ -17,6 +16,7 @@ from typing import Any, cast
 
 import redis
 
+from service.jobs.connection import left_out_while_away
 from service.jobs.records import Model, dumps
 
 DEFAULT_TENANT = "default"
@@ -146,8 +146,8 @@ class ModelStore:
                 return list(pipe.execute())
 
     def add_graph(self, key: str, data: bytes, summary: Mapping[str, Any]) -> None:
-        """Keeps an imported model for a while, and with it the latest ones of the tenant; not where memory is full."""
-        with self._redis.pipeline() as pipe, contextlib.suppress(redis.exceptions.OutOfMemoryError):
+        """Keeps an imported model for a while, and with it the latest ones of the tenant, where Redis takes writes."""
+        with self._redis.pipeline() as pipe, left_out_while_away():
             pipe.hset(f"{self._at}import:{key}", mapping={"graph": data, "summary": dumps(summary)})
             pipe.expire(f"{self._at}import:{key}", GRAPH_TTL_S)
             pipe.lrem(f"{self._at}imports", 0, key)

@@ -23,7 +23,7 @@ from automap.errors import UserError
 from automap.plan import Plan
 from automap.records import to_json
 from service.jobs import graphs
-from service.jobs.connection import AWAY, impatient, paced, patiently
+from service.jobs.connection import impatient, left_out_while_away, paced, patiently
 from service.jobs.delivery import Run
 from service.jobs.events import Thinning
 from service.jobs.gnn_job import run_gnn
@@ -161,7 +161,7 @@ class _ProgressWriter:
             return
         self._written, self._fraction, self._unwritten = now, progress.fraction, None
         document = _progress_json(progress)
-        with contextlib.suppress(*AWAY):
+        with left_out_while_away():
             is_event = self._thinning.passes(document)
             self._store.set_progress(self._job_id, self._token, document, is_event=is_event)
             self._keep_best(progress)

@@ -10,7 +10,6 @@ seconds.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,7 +19,7 @@ from agents.searcher import Budget, OnProgress, Progress, Reached, SearchResult,
 from automap.errors import NothingFits
 from automap.plan import Plan
 from automap.problem import Problem
-from service.jobs.connection import AWAY, paced
+from service.jobs.connection import left_out_while_away, paced
 from service.jobs.records import members_of, parent_of
 from service.jobs.run_job import JobRequest
 from service.jobs.store import Store
@@ -77,7 +76,7 @@ class _Others:
     def best(self) -> Plan | None:
         """The fastest of the plans that they have kept; None where there is none, or Redis is away."""
         plans = []
-        with contextlib.suppress(*AWAY):
+        with left_out_while_away():
             for name in self._ids:
                 if (kept := self._store.plan(name, so_far=True)) is not None:
                     plans.append(Plan.from_json(kept))

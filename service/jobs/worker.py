@@ -40,7 +40,7 @@ from ir import lifetime
 from service import temporary
 from service.jobs import delivery as deliveries
 from service.jobs import job_queue, one_run
-from service.jobs.connection import ANSWER_S, AWAY, LONGEST_PAUSE_S, check, connect, impatient, paced, patiently
+from service.jobs.connection import ANSWER_S, LONGEST_PAUSE_S, check, connect, impatient, paced, patiently
 from service.jobs.delivery import Run
 from service.jobs.job_changes import DAY_S, Superseded
 from service.jobs.store import Store
@@ -81,10 +81,10 @@ def main(settings: Settings, *, parent: int | None = None) -> None:
     assert settings.redis_url is not None
     try:
         check(settings.redis_url)
-    except AWAY as fault:
+    except redis.RedisError as fault:
         LOG.warning("Redis does not answer (%s); the worker waits for it", fault)
     client = connect(settings.redis_url, patient=True)
-    client.ping()
+    patiently(client.ping)
     warm()
     temporary.sweep()
     refusals = Refusals()

@@ -17,8 +17,9 @@ from redis_servers import RedisServer, free_port
 
 from automap.errors import UserError
 from service.command.main import main
+from service.embedded_redis import EmbeddedRedis
 from service.jobs import connection, worker
-from service.jobs.connection import AWAY, check, connect, impatient, patiently
+from service.jobs.connection import AWAY, check, connect, impatient, left_out_while_away, passes, patiently
 from service.jobs.run_job import JobRequest
 from service.jobs.store import Store
 from service.settings import Settings
@@ -275,7 +276,7 @@ def test_a_patient_client_waits_for_a_connection_that_is_cut_again_and_again(tmp
 
 
 def test_a_write_waits_for_room() -> None:
-    answers = [redis.exceptions.OutOfMemoryError("full"), redis.exceptions.OutOfMemoryError("full")]
+    answers = [redis.exceptions.OutOfMemoryError("full"), redis.exceptions.ReadOnlyError("a copy")]
 
     def write() -> str:
         if answers:
@@ -283,3 +284,48 @@ def test_a_write_waits_for_room() -> None:
         return "written"
 
     assert patiently(write, pause_s=0.0) == "written"
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        patiently(lambda: (_ for _ in ()).throw(redis.ResponseError("WRONGTYPE Operation against a key")))
+
+
+@pytest.mark.parametrize(
+    ("change", "back"),
+    [
+        ({"min-replicas-to-write": "1"}, {"min-replicas-to-write": "0"}),
+        ({"maxmemory": "1"}, {"maxmemory": "0"}),
+        (("replicaof", "127.0.0.1", "1"), ("replicaof", "no", "one")),
+    ],
+    ids=["too few copies", "full", "a copy itself"],
+)
+def test_a_redis_that_takes_no_writes_for_now(tmp_path: Path, change: Any, back: Any) -> None:
+    """Single commands and transactions; what no waiting helps against is raised."""
+
+    def done(words: Any) -> None:
+        if isinstance(words, dict):
+            admin.config_set(*next(iter(words.items())))
+        else:
+            admin.execute_command(*words)
+
+    def together() -> None:
+        with admin.pipeline() as pipe:
+            pipe.incr("a")
+            pipe.incr("b")
+            pipe.execute()
+
+    with EmbeddedRedis(tmp_path) as server, connect(server.url) as admin:
+        admin.set("text", "x")
+        done(change)
+        for write in (lambda: admin.incr("a"), together):
+            with pytest.raises(redis.ResponseError) as caught:
+                write()
+            assert passes(caught.value)
+            with left_out_while_away():
+                write()
+        assert admin.get("text") == b"x" and admin.get("a") is None
+        check(server.url)
+        done(back)
+        together()
+        for wrong in (lambda: admin.hget("text", "field"), lambda: admin.execute_command("NOTHING")):
+            with pytest.raises(redis.ResponseError) as caught, left_out_while_away():
+                wrong()
+            assert not passes(caught.value)

@@ -111,3 +111,18 @@ def test_a_redis_that_is_full(on_redis: Any, until: Callable[..., Any], light: C
         assert ended(http, path, until) == ("succeeded", 1)
         assert http.get("/readyz").status_code == 200
         assert http.get(old).status_code == 404
+
+
+def test_a_redis_that_has_lost_its_copies(on_redis: Any, until: Callable[..., Any]) -> None:
+    """With `min-replicas-to-write` it takes no writes meanwhile: the search goes on, and its plan waits."""
+    service, server = on_redis
+    with httpx.Client(base_url=service.url, timeout=30) as http, redis.Redis.from_url(server.url) as store:
+        path = begun(http, "2s", until)
+        store.config_set("min-replicas-to-write", 1)
+        lost_at = time.monotonic()
+        answer = http.post("/v1/jobs", json={**JOB, "budget": 1})
+        assert answer.status_code == 503 and answer.headers["retry-after"]
+        until(lambda: time.monotonic() - lost_at > 3.0)
+        assert http.get(path).json()["state"] == "running"
+        store.config_set("min-replicas-to-write", 0)
+        assert ended(http, path, until) == ("succeeded", 1)
