@@ -89,6 +89,22 @@ def test_a_scan_is_a_recurrence_over_positions():
     assert read == [3, 2, 1, 0]
 
 
+def test_a_scan_over_each_sample_is_refused_with_a_repair():
+    """That of operator set 8: its first operand is the lengths of sequences, and its body sees no samples."""
+    inner = helper.make_graph(
+        [node("MatMul", ["s", "w"], ["m"]), node("Add", ["m", "p"], ["o"]), node("Tanh", ["o"], ["t"])], "body",
+        [value("s", 80), value("p", 80)], [value("o", 80), value("t", 80)],
+    )  # fmt: skip
+    scan = node("Scan", ["", "s0", "x"], ["last", "y"], "cell", body=inner, num_scan_inputs=1)
+    y = helper.make_tensor_value_info("y", FLOAT, None)
+    inputs = [value("s0", "N", 80), value("x", "N", 4, 80)]
+    graph = helper.make_graph([scan], "loops", inputs, [y], WEIGHTS[:1])
+    data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 8)]).SerializeToString()
+    with pytest.raises(ModelError, match=r"operator set 9 or newer") as error:
+        load_model(data)
+    assert error.value.value == "cell"
+
+
 @pytest.mark.parametrize(
     ("nodes", "inputs", "error", "reason"),
     [

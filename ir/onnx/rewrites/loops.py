@@ -19,6 +19,9 @@ from ir.onnx.rewrites.merged_views import MergedViews
 MAX_NODES = 20_000
 """Largest number of nodes of all unrolled loops (assumed): a recurrence of 12 nodes over 1,500 positions fits."""
 
+SCAN_OF_SEQUENCES = 9
+"""First operator set in which `Scan` has no dim of samples of its own (ONNX, Operators.md)."""
+
 
 @dataclass
 class Loops:
@@ -47,8 +50,13 @@ class Loops:
             uses: names of all tensors that are read.
 
         Raises:
-            ModelError: the number of iterations depends on data, or the unrolled loops have too many nodes.
+            ModelError: the number of iterations depends on data, the unrolled loops have too many nodes, or a Scan is
+                of operator set 8, where a body sees one sample and not all.
         """
+        if node.kind == "Scan" and node.opset < SCAN_OF_SEQUENCES:
+            text = f"Scan of operator set {node.opset} runs its body for each sample"
+            repair = f"Export with operator set {SCAN_OF_SEQUENCES} or newer, or with an LSTM, GRU or RNN."
+            raise refuse(text, node.name or node.outputs[0], repair)
         body: Body = node.attributes["body"]
         self.declare(body.stored)
         own = [*inputs, *[""] * len(body.operands)][: len(body.operands)]
