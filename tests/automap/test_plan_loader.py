@@ -52,6 +52,7 @@ def test_what_does_not_fit_the_plan_is_refused(tmp_path: Path) -> None:
         assert code.startswith("module h.0.attn: does not run on the part of its layers that each of 2 ranks has: ")
         line = next(text for text in Path(loader_ranks.__file__).read_text().splitlines() if ".split(SIZES" in text)
         assert "loader_ranks.py:" in code and line.strip() in code and "chunk(3, dim=-1)" in code
+        assert "num_heads by 2" in code
         assert bias.startswith("model.h.1.attn.c_proj.bias: process 0 has (16,), sum ") and "1 has absent" in bias
         assert weight.startswith("model.h.2.mlp.c_fc.weight: ") and "torch.manual_seed" in weight
 
