@@ -104,9 +104,9 @@ def _notes(run: Run) -> Iterator[Note]:
     yield Note(about="degrees, batch, ZeRO, recomputation, precision", kept="exact", text="as the plan says")
     if run.degrees.tensor > 1:
         what = (
-            "which products are split is the model's own plan (`tp_plan` of transformers, which Llama has and GPT-2, BERT"
-            " and T5 have not): load it split, with from_pretrained. accelerate 1.15.0 does this with transformers 5.0"
-            " alone, for it imports ReplicateParallel, which 5.4 and later do not have"
+            "which products are split is the model's own plan (`tp_plan` of transformers, which Llama has and GPT-2 has"
+            " not): load it split, with from_pretrained. accelerate 1.15.0 does this with transformers 5.0 alone: it"
+            " imports ReplicateParallel, which 5.4 and later do not have"
         )
         yield Note(about="tensor parallelism", kept="left to you", text=what)
     if _is_fsdp(run):

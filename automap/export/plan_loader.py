@@ -429,7 +429,7 @@ def run_split(forward: Callable[..., Any], path: str, ranks: int, *args: Any, **
         file, number = users[-1]
         what = f"does not run on the part of its layers that each of {ranks} ranks has: {str(fault).splitlines()[0]}"
         where = f"at {file}:{number}: {linecache.getline(file, number).strip()}"
-        repair = f"Write sizes as parts: chunk(3, dim=-1), -1 for heads; or divide attributes like num_heads by {ranks}."
+        repair = f"Write chunk(3, dim=-1) and -1 for numbers of heads, or divide attributes like num_heads by {ranks}."
         raise ValueError(f"module {path}: {what}, {where}. {repair}") from fault
 
 
