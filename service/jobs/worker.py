@@ -62,7 +62,7 @@ it so; otherwise runs that could not reach Redis while it was away would be ende
 NICE = 5
 """Priority of a child's process, below that of the one that answers requests on the same machine (assumed)."""
 REFUSALS_S = 60.0
-"""Least time between two log lines about a Redis that refuses (assumed)."""
+"""Least time between two log lines about a Redis that refuses for one reason (assumed)."""
 RETENTION_S = 600.0
 """Time between two looks for jobs that are kept no longer."""
 
@@ -87,9 +87,10 @@ def main(settings: Settings, *, parent: int | None = None) -> None:
     patiently(client.ping)
     warm()
     temporary.sweep()
-    refusals = Refusals()
-    logging.getLogger("rq.worker").addFilter(refusals)
-    with contextlib.suppress(StopRequested):
+    refusals, log = Refusals(), logging.getLogger("rq.worker")
+    with contextlib.ExitStack() as stack, contextlib.suppress(StopRequested):
+        log.addFilter(refusals)
+        stack.callback(log.removeFilter, refusals)
         while True:
             worker = Worker(client, settings)
             try:
@@ -136,7 +137,7 @@ class Refusals(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._again = -math.inf
+        self._told, self._again = "", -math.inf
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether a line of RQ is kept."""
@@ -147,9 +148,10 @@ class Refusals(logging.Filter):
         return False
 
     def say(self, fault: redis.RedisError) -> None:
-        """Writes a line about what Redis refuses, unless the last one is less than `REFUSALS_S` old."""
-        if time.monotonic() >= self._again:
-            self._again = time.monotonic() + REFUSALS_S
+        """Writes a line about what Redis refuses, unless one for the same reason is less than `REFUSALS_S` old."""
+        why = str(fault).rpartition("caused error: ")[2]  # behind the command of a transaction that was refused
+        if why != self._told or time.monotonic() >= self._again:
+            self._told, self._again = why, time.monotonic() + REFUSALS_S
             LOG.error("Redis refuses (%s); the worker tries again every %g s", fault, LONGEST_PAUSE_S)
 
 
@@ -267,7 +269,7 @@ class Worker(rq.Worker):
                 self.run_maintenance_tasks()
             over = self._stop_requested or not self._store.of(run.tenant).check(run.job_id, run.token)
         except redis.ResponseError as fault:  # as of a full memory; the search goes on
-            LOG.warning("Redis refuses a heartbeat: %s", fault)
+            self.log.warning("no heartbeat", exc_info=fault)  # one line in a while: `Refusals`
         else:
             if over:
                 self.kill_horse()
@@ -356,7 +358,7 @@ class Worker(rq.Worker):
         try:
             super().run_maintenance_tasks()
         except redis.ResponseError as fault:
-            LOG.warning("Redis refuses: %s", fault)
+            self.log.warning("no upkeep", exc_info=fault)
 
     def clean_registries(self) -> None:
         """Queues the jobs of dead workers again, replaces lost deliveries, removes jobs that are kept no longer.

@@ -106,7 +106,7 @@ def test_a_redis_that_refuses_is_one_line_in_the_log(caplog: pytest.LogCaptureFi
     log.addFilter(refusals)
     for number in range(5):
         try:
-            raise redis.exceptions.OutOfMemoryError(f"at {number}: used memory > 'maxmemory'")
+            raise redis.exceptions.OutOfMemoryError(f"Command # {number} (SET) of pipeline caused error: full")
         except redis.RedisError:
             log.error("Worker %s: found an unhandled exception, quitting...", "w", exc_info=True)
     refusals.say(redis.exceptions.ReadOnlyError("another"))
@@ -115,8 +115,11 @@ def test_a_redis_that_refuses_is_one_line_in_the_log(caplog: pytest.LogCaptureFi
     except ValueError:
         log.error("Worker %s: found an unhandled exception, quitting...", "w", exc_info=True)
     said = [record.getMessage() for record in caplog.records]
-    assert said[0] == "Redis refuses (at 0: used memory > 'maxmemory'); the worker tries again every 1 s"
-    assert said[1:] == ["Worker w: found an unhandled exception, quitting..."]
+    assert said == [
+        "Redis refuses (Command # 0 (SET) of pipeline caused error: full); the worker tries again every 1 s",
+        "Redis refuses (another); the worker tries again every 1 s",
+        "Worker w: found an unhandled exception, quitting...",
+    ]
 
 
 def test_a_superseded_run_stops_and_writes_nothing(
