@@ -12,6 +12,7 @@ from agents.incumbent import Incumbent
 from agents.planners.chunk_moves import moved
 from agents.planners.descents import descend
 from agents.planners.elimination import propose
+from agents.planners.linearization import worth_of
 from agents.planners.skeletons import SkeletonSearch
 from automap.space.space import Values
 
@@ -29,7 +30,10 @@ class SolvedSkeletons:
         self._led_to: dict[Values, Values] = {}
 
     def solve(self, values: Values) -> Values:
-        """The plan that a descent from a plan finds (`agents.planners.descents`); each skeleton is solved once.
+        """The plan that a descent finds from a plan that an episode has decided (`agents.planners.descents`); each
+        skeleton is solved once.
+
+        The plan that the episode has decided counts as an evaluation of the episode, not of the descent.
 
         If it is near the best plan of the search, units also move between its chunks, starting from equally many units
         in each chunk.
@@ -38,11 +42,13 @@ class SolvedSkeletons:
         skeleton = values[: search.space.first.signature]
         if skeleton not in self._led_to:
             search.allow(1)
-            found = descend(search, values)
+            ((seconds, overflow),) = search.space.price(np.array([values])).tolist()
+            found = descend(search, values, worth_of(seconds, overflow))
             if not search.incumbent.finished and search.is_near(found):
-                plans = [found, moved(search.space, found, also_evenly=True)]
-                worth = search.price(np.array(plans, dtype=np.int64))
-                found = plans[worth.index(min(worth))]
+                other = moved(search.space, found, also_evenly=True)
+                before, _ = search.best[found[: search.space.first.signature]]
+                if other != found and min(search.price(np.array([other], dtype=np.int64)), default=before) < before:
+                    found = other
             self._led_to[skeleton] = found
         return self._led_to[skeleton]
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from agents.planners.chunk_moves import moved
-from agents.planners.linearization import MUCH_BETTER, NEAR_ENOUGH, leads_on
+from agents.planners.linearization import MUCH_BETTER, NEAR_ENOUGH, Worth, leads_on
 from agents.planners.neighbouring_skeletons import (
     with_other_micro_batches,
     with_other_schedule,
@@ -36,7 +36,7 @@ follow only while the step becomes much shorter, see `MUCH_BETTER`: without them
 template fits ends three times slower."""
 
 
-def descend(search: SkeletonSearch, values: Values) -> Values:
+def descend(search: SkeletonSearch, values: Values, worth: Worth | None = None) -> Values:
     """Descends from the skeleton of a plan.
 
     In each round, it
@@ -53,13 +53,18 @@ def descend(search: SkeletonSearch, values: Values) -> Values:
     Args:
         search: solves skeletons and prices plans.
         values: values of the plan.
+        worth: its worth if it was priced before, so that it does not count as an evaluation again; None = it is priced.
 
     Returns:
         Values of the best plan that the descent has found.
     """
     first = search.space.first.signature
     search.begun.add(values)
-    before = min(search.price(_rows(search, [values])), default=(True, np.inf))
+    if worth is None:
+        before = min(search.price(_rows(search, [values])), default=(True, np.inf))
+    else:
+        search.keep(values, worth)
+        before = worth
     if search.incumbent.left == 0:
         return values  # A solve prices at least one more.
     for number in itertools.count(1):

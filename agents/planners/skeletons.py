@@ -112,7 +112,7 @@ class SkeletonSearch:
     def begin_with(self, plans: Ints) -> None:
         """Adds plans, [n, slots], that do not count as evaluations, and limits solves by the rest of the budget."""
         for values, price in zip(map(tuple, plans.tolist()), self.space.price(plans).tolist(), strict=True):
-            self._keep(values, worth_of(*price))
+            self.keep(values, worth_of(*price))
         left = self.incumbent.left
         self._most_solves = np.inf if left is None else self._solves + max(FEWEST_SOLVES, left // EVALUATIONS_A_SOLVE)
 
@@ -169,7 +169,7 @@ class SkeletonSearch:
             near = graph.around(picked)
             found = self.propose(Linearization(graph=near, picked=picked, at=at, time=time, incumbent=self.incumbent))
             for one in found:
-                self._keep(graph.values(one.picked), one.worth)
+                self.keep(graph.values(one.picked), one.worth)
             best = min(found, key=lambda one: one.worth)
             picked = best.picked
             if picked in seen or self.finished:
@@ -196,7 +196,7 @@ class SkeletonSearch:
             self._graphs[skeleton] = CostGraph(self.space, skeleton, self._cache)
         return self._graphs[skeleton]
 
-    def _keep(self, values: Values, worth: Worth) -> None:
+    def keep(self, values: Values, worth: Worth) -> None:
         """Keeps a plan if it is the best of its skeleton so far."""
         skeleton = values[: self.space.first.signature]
         if skeleton not in self.best or worth < self.best[skeleton][0]:
@@ -347,7 +347,7 @@ class SkeletonSearch:
             step_time_s, overflow: its price.
         """
         worth = worth_of(step_time_s, overflow)
-        self._keep(values, worth)
+        self.keep(values, worth)
         for _ in range(CLIMBS):
             plans = self.neighbours(values)
             gains: dict[int, tuple[Worth, int]] = {}

@@ -13,6 +13,7 @@ from agents.learning.proposed_skeletons import propose_and_solve
 from agents.planners import descents
 from agents.planners.descents import descend
 from agents.planners.elimination import propose
+from agents.planners.linearization import worth_of
 from agents.planners.neighbouring_skeletons import (
     with_other_micro_batches,
     with_other_schedule,
@@ -290,3 +291,15 @@ def test_no_further_plan_is_cut_once_time_is_over(monkeypatch):
     cut.clear()
     limit = 5
     assert set(begins) <= set(descents._cut_and_fitted(search, begins)) and cut == begins
+
+
+def test_a_descent_from_a_plan_that_was_priced_counts_it_no_more(gpt, space):
+    s = space(gpt(layers=4), "2x2xA100", 16)
+    values = tuple(grid_of(s).values[0].tolist())
+    counts, ends = [], []
+    for worth in (None, worth_of(*s.price(np.array([values]))[0].tolist())):
+        search = SkeletonSearch(Incumbent(s, Budget(), searcher="dqn"), propose)
+        ends.append(descend(search, values, worth))
+        counts.append(search.incumbent.evaluations)
+    assert ends[0] == ends[1]
+    assert counts[1] == counts[0] - 1
