@@ -26,7 +26,14 @@ from agents.planners.device_partition import Partition, StageOf, partitions
 from agents.planners.ilp import propose
 from agents.planners.kernels.partitions import least_sum
 from agents.planners.skeletons import SkeletonSearch
-from agents.planners.stage_table import Setting, StageTable, Strategy, aligned_sizes, settings_by_templates
+from agents.planners.stage_table import (
+    Setting,
+    StageTable,
+    Strategy,
+    aligned_sizes,
+    settings_by_templates,
+    untiled_sizes,
+)
 from agents.planners.staged_plan import fastest_staged, price_staged
 from agents.searcher import SearchResult, SearchTask
 from automap.arrays import Floats, Ints
@@ -64,6 +71,7 @@ def inter_operator(table: StageTable, balanced: Iterable[Partition] = (), *, til
         tiled: whether a submesh begins at a multiple of its size; otherwise at a multiple of the smallest one.
     """
     sizes, layers, devices = aligned_sizes(table), table.space.num_units, len(table.order)
+    sizes = sizes if tiled else untiled_sizes(table)
     if not sizes:
         return
     most = devices // min(sizes)

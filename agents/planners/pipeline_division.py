@@ -7,8 +7,9 @@ plan, or where the space has slow pipelines only, or none that fits:
 
 1. The dynamic programs of Piper (`agents.planners.piper`) and Alpa (`agents.planners.alpa`) divide units and devices
    among stages, with the ZeRO stage of such a pipeline and its number of micro-batches, or fewer or more of them. Each
-   stage chooses its inner axis, and recomputes in no more units than memory requires. The partitions are priced under
-   each schedule of the space.
+   stage chooses its inner axis, and recomputes in no more units than memory requires. The partitions with the shortest
+   simulated steps are priced under each schedule of the space, before and after units and devices have moved in them
+   (`agents.planners.promising_partitions`).
 2. The dynamic program of Galvatron (`agents.planners.galvatron`) lets each layer of the stages of a pipeline choose by
    itself whether it recomputes.
 3. Where any order of the passes may be run, the fastest of these plans are priced with DAPPLE's early warm-up and in
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import NamedTuple
@@ -32,14 +33,13 @@ import numpy as np
 
 from agents.incumbent import Incumbent
 from agents.planners import spp
-from agents.planners.alpa import inter_operator
-from agents.planners.device_partition import Partition
 from agents.planners.division_effort import FAR, Effort, leads
 from agents.planners.galvatron import layered
 from agents.planners.moved_stages import moved
 from agents.planners.piper import OFFERED, ORDERS, piper_partitions
+from agents.planners.promising_partitions import Division, Moves, promising
 from agents.planners.solved_strategies import solved_strategies, with_solved
-from agents.planners.stage_table import StageTable, Strategy, aligned_sizes, megatron_strategies, tiles_suffice
+from agents.planners.stage_table import StageTable, Strategy, megatron_strategies
 from agents.planners.staged_plan import StagedPlan, fastest_staged, price_staged
 from agents.sampling.expert import Grid
 from automap.schedule import SPLIT_KINDS
@@ -60,11 +60,14 @@ ZEROS = (0, 1)
 """Stages of ZeRO that are tried with the best number of micro-batches (assumed: others seldom gain)."""
 PRICED_QUICKLY, PRICED = 4, 16
 """Number of partitions that are priced for each setting and set of strategies, in `divide_quickly` and otherwise: those
-of least latency (assumed). Latencies ignore the wait of a schedule: on a chain of 40 layers, the plan of a search got
-1 % faster on 24 devices with 16 than with 4, and on 64 devices 3 % with one seed of three; 32 gained no more."""
-UNLIKELY = 1.5
-"""For each number of stages, two further partitions are priced if their latency is at most this many times the least
-latency (assumed)."""
+with the shortest simulated step (assumed). A simulation is exact for chains of measured layers. It is not where stages
+share parameters, under ZeRO 2 and 3, and where memory is exceeded by what it leaves out."""
+MOVED_AT_ONCE = 2
+"""Number of partitions of a setting in which units and devices move before they are priced (assumed); those of all
+settings are moved later."""
+STRIDE = 1.5
+"""Least factor between numbers of micro-batches that are tried at first; then the numbers next to the best one are
+tried, with the strategies of its best plan (assumed)."""
 LAYERED = 8
 """Number of pipelines whose layers choose their recomputation by Galvatron's program."""
 LISTED = 3
@@ -78,7 +81,7 @@ MOST_PASSES = 2_000
 LEAST_EVALUATIONS, LEAST_S = 100, 3.0
 """Least rest of a budget, in evaluations and in seconds, with which pipelines are divided. It takes some tenths of a
 second, on 1,024 devices 2 seconds."""
-SHARE, SHARE_S, LEADING_S = 0.6, 0.3, 0.6
+SHARE, SHARE_S, LEADING_S = 0.6, 0.3, 0.8
 """Largest shares of the rest of a budget that dividing pipelines takes: of one in evaluations, of one in seconds, and
 of one in seconds while the best plan lies outside the plan space (assumed)."""
 DIVIDED, ORDERED = 0.5, 0.6
@@ -109,21 +112,24 @@ def divide_pipelines(incumbent: Incumbent, grid: Grid) -> None:
     with _share(incumbent, SHARE, LEADING_S):
         effort = Effort(incumbent, DIVIDED * SHARE_S * left_s, DIVIDED * LEADING_S * left_s)
         with _share(incumbent, DIVIDED, 1.0):
-            divided = _Division(incumbent, solved_strategies(space, grid), effort, in_phases=True).run(settings)
+            division = _Division(incumbent, solved_strategies(space, grid), effort, in_phases=True)
+            division.run(settings)
         most_s = LEADING_S if leads(incumbent) else SHARE_S
         rest_s = max(began_s + most_s * left_s - incumbent.seconds, 0.0)
         with incumbent.share(seconds=rest_s if math.isfinite(rest_s) else None):
-            _improve(incumbent, near, divided)
+            _improve(incumbent, near, division)
 
 
-def _improve(incumbent: Incumbent, near: Sequence[_Near], divided: Priced) -> None:
+def _improve(incumbent: Incumbent, near: Sequence[_Near], division: _Division) -> None:
     """Steps 2 to 4 of `divide_pipelines`."""
-    tried = list(divided)
+    with _share(incumbent, DIVIDED, ORDERED):
+        division.move()
+    tried = list(division.priced)
     if not incumbent.finished:
         tried += _layered(incumbent, near)
     if incumbent.space.problem.any_order and not incumbent.finished:
         with _share(incumbent, ORDERED, ORDERED):
-            tried += _listed(incumbent, divided)
+            tried += _listed(incumbent, division.priced)
     incumbent.searcher = "piper"
     found: Priced = []
     for plan in _unlike(tried)[:MOVED]:
@@ -216,6 +222,13 @@ class _Division:
         """
         self.priced: Priced = []
         self._incumbent, self._solved, self._effort = incumbent, solved, effort
+        self._moves = Moves(incumbent.space, lambda: incumbent.finished or effort.entries <= self._moves.entries)
+        self._begins: list[Division] = []
+        """Those of all settings in which nothing has been moved yet."""
+        self._reached: list[Division] = []
+        """What moves have led to from the others."""
+        self._used: dict[_Setting, tuple[Strategy, ...]] = {}
+        """Strategies of the fastest partition of each setting."""
         self._megatron, self._in_phases = megatron_strategies(incumbent.space), in_phases
         self._known: set[object] = set()
         """`_key` of each plan that was tried."""
@@ -225,7 +238,7 @@ class _Division:
         self._earlier_s: dict[_Setting, float] = {}
         """Step time of the best plan of each setting in the earlier phases."""
 
-    def run(self, settings: Sequence[_Setting]) -> Priced:
+    def run(self, settings: Sequence[_Setting]) -> None:
         """Tries settings and others near them, then the ZeRO stages of `ZEROS` with the best setting.
 
         Args:
@@ -247,13 +260,25 @@ class _Division:
                 turns[more[0]] = None
                 for larger in (True, False):
                     self._try_counts(more[0], strategies, larger=larger)
+            for larger in (True, False):
+                if self._best_s and (used := self._used.get(self._best)):
+                    self._try_counts(self._best, used, larger=larger, factor=1.0)
         count = (self._best if self._best_s else settings[0]).num_micro_batches
         for zero in ZEROS:
             if self._incumbent.space.zeros[:, zero].any() and not self._is_spent:
                 self._step_s(_Setting(count, zero), self._megatron)
-        return self.priced
 
-    def _try_counts(self, setting: _Setting, strategies: Sequence[Strategy], *, larger: bool) -> None:
+    def move(self) -> None:
+        """Moves units and devices in the best partitions of all settings."""
+        self._incumbent.searcher = "piper"
+        kinds = [kind for kind in _kinds(self._incumbent.space) if kind != "gpipe"]
+        for division in self._moves.improved(self._begins, self._reached):
+            plan = self._moves.staged(division)
+            self.priced += _priced(self._incumbent, self._new(replace(plan, schedule=kind) for kind in kinds))
+
+    def _try_counts(
+        self, setting: _Setting, strategies: Sequence[Strategy], *, larger: bool, factor: float = STRIDE
+    ) -> None:
         """Tries a setting, then larger or smaller numbers of micro-batches as long as that gains.
 
         The best pipeline with unlike stages may have fewer or more stages than the best one with equal stages, and then
@@ -264,7 +289,7 @@ class _Division:
             step_s = self._step_s(_Setting(count, setting.zero), strategies)
             if step_s >= last_s < math.inf:
                 break
-            count, last_s = _next_count(self._incumbent.space, count, larger=larger), step_s
+            count, last_s = _next_count(self._incumbent.space, count, larger=larger, factor=factor), step_s
 
     @property
     def _is_spent(self) -> bool:
@@ -300,9 +325,17 @@ class _Division:
             table = StageTable(
                 space, order, setting.num_micro_batches, strategies, zero=setting.zero, partly=True, known=table
             )
-            promising = _promising(table, self._effort.entries, quick=not self._in_phases)
-            partitions = list({partition.stages: partition for partition in promising}.values())
-            fastest = fastest_staged(incumbent, self._new(map(table.staged, partitions)), OFFERED)
+            ranked = promising(table, self._effort.entries, quick=not self._in_phases)
+            ranked = ranked[: PRICED if self._in_phases else PRICED_QUICKLY]
+            partitions, plans = [partition for _, partition in ranked], [table.staged(one) for _, one in ranked]
+            if self._in_phases and ranked:
+                divisions = [Division.of(table, *one) for one in ranked]
+                self._used.setdefault(setting, divisions[0].strategies)
+                self._begins += divisions[MOVED_AT_ONCE:]
+                for one in divisions[:MOVED_AT_ONCE]:
+                    self._reached.append(self._moves.best(one, table))
+                    plans.append(self._moves.staged(self._reached[-1]))
+            fastest = fastest_staged(incumbent, self._new(plans), OFFERED)
             found += [replace(plan, schedule=kind) for plan in fastest for kind in kinds if kind != "gpipe"]
             if "gpipe" in kinds:
                 # Partitions for 1F1B may not fit: under GPipe all stages hold equally many micro-batches.
@@ -321,55 +354,18 @@ class _Division:
         return list(new.values())
 
 
-def _next_count(space: PlanSpace, count: int, *, larger: bool) -> int:
-    """The next number of micro-batches that is at least 1.5 times larger, or smaller; 0 where there is none."""
+def _next_count(space: PlanSpace, count: int, *, larger: bool, factor: float = STRIDE) -> int:
+    """The next number of micro-batches that is at least `factor` times larger, or smaller; 0 where there is none."""
     counts = space.meshes.micro_batches
     if larger:
-        return min((other for other in counts if 2 * other >= 3 * count), default=0)
-    return max((other for other in counts if 3 * other <= 2 * count), default=0)
+        return min((other for other in counts if other > count and other >= factor * count), default=0)
+    return max((other for other in counts if other < count and factor * other <= count), default=0)
 
 
 def _key(plan: StagedPlan) -> object:
     """Key that is equal for equal plans whose stages have strategies of the same table."""
     stages = ((one.end, one.devices, one.tp, one.recompute, id(one.signatures)) for one in plan.stages)
     return plan.num_micro_batches, plan.zero, plan.schedule, *stages
-
-
-def _promising(table: StageTable, entries: float, *, quick: bool) -> list[Partition]:
-    """The partitions of Piper's and Alpa's programs that are priced.
-
-    These are the `PRICED`, or `PRICED_QUICKLY`, of least latency. A latency ignores overlap and bubbles of a schedule;
-    so for each number of stages, Piper's partition and that of least latency are added unless they are much slower.
-
-    Args:
-        table: the costs of stages, which are computed as the programs ask for them.
-        entries: the programs end when the table has computed so many entries.
-        quick: whether the programs run only on submeshes that tile the cluster; otherwise also on those that begin at
-            any multiple of the smallest one.
-    """
-
-    def limited(partitions: Iterable[Partition]) -> Iterator[Partition]:
-        for partition in partitions:
-            yield partition
-            if table.entries >= entries:
-                return
-
-    balanced = list(limited(piper_partitions(table)))
-    has_tiles = tiles_suffice(len(table.order), aligned_sizes(table))
-    known = list(balanced) if has_tiles else ()
-    if has_tiles and not quick and table.entries < entries:
-        balanced += limited(piper_partitions(table, tiled=False))
-    others = limited(inter_operator(table, known, tiled=quick)) if table.entries < entries else ()
-    distinct = {partition.stages: partition for partition in itertools.chain(balanced, others)}
-    ranked = sorted(distinct.values(), key=table.latency_s)
-    of_numbers: dict[int, Partition] = {}
-    for partition in ranked:
-        of_numbers.setdefault(len(partition.stages), partition)
-    of_all = [*of_numbers.values(), *balanced]
-    return [
-        *ranked[: PRICED_QUICKLY if quick else PRICED],
-        *(it for it in of_all if table.latency_s(it) <= UNLIKELY * table.latency_s(ranked[0])),
-    ]
 
 
 def _listed(incumbent: Incumbent, divided: Priced) -> Priced:

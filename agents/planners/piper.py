@@ -28,6 +28,7 @@ from agents.planners.stage_table import (
     settings_by_templates,
     stepped_sizes,
     tiles_suffice,
+    untiled_sizes,
 )
 from agents.planners.staged_plan import StagedPlan, fastest_staged, price_staged
 from agents.searcher import SearchResult, SearchTask
@@ -61,7 +62,7 @@ def piper_partitions(table: StageTable, schedule: str = "1f1b", *, tiled: bool =
     sizes = aligned_sizes(table)
     if tiles_suffice(devices, sizes):
         least = min(sizes)
-        offered = sizes if tiled else [size for size in sizes if size % least == 0]
+        offered = sizes if tiled else untiled_sizes(table)
         return partitions(layers, devices, offered, seconds, None, devices // least, tiled=tiled)
     step, sizes = stepped_sizes(table)
     return partitions(layers, devices, sizes, seconds, None, devices // step, step=step)

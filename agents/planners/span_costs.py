@@ -66,6 +66,9 @@ class SpanCosts:
         self.capacity = (float(layout.capacity) - settings.reserved_bytes) / (1.0 + settings.unused_share)
         self.saved_bytes: Floats = costs["saved_bytes"]
         self._saved = spans(self.saved_bytes)
+        # A rank keeps the result of its last unit too, unless this unit is recomputed: the next unit is on another one.
+        # `needed_bytes` contains it for one micro-batch.
+        self._results: Floats = np.where(np.array(RECOMPUTE_MODES)[:, None] == "full", 0.0, costs["result_bytes"])
         self.needed_bytes: Floats = needs(costs, settings)
         self._costs, self._fastest = costs[0], dict[tuple[int, bool], tuple[Floats, Ints]]()
         self._beside: dict[tuple[int, float, float], Floats] = {}
@@ -145,6 +148,21 @@ class SpanCosts:
         return spans(self.forward_s + self.backward_s)
 
     @functools.cached_property
+    def onward_s(self) -> Floats:
+        """Span -> seconds of the forward pass of a micro-batch, and of the host before it."""
+        return spans(self.forward_s[0]) + float(self._settings.micro_batch_s)
+
+    @functools.cached_property
+    def after_s(self) -> Floats:
+        """Span -> seconds after the last micro-batch: `reduce_s`, the update of the optimizer, and the host."""
+        names = ("zero_parameters", "zero_frozen") if self._settings.zero_stage else ("parameters", "frozen")
+        held, frozen = (self._costs[name] for name in names)
+        rate = float(self.layout.hardware.bytes_per_s)
+        updated = spans(held - frozen) * float(self._settings.update_bytes) / rate
+        found: Floats = self.reduce_s + updated + float(self._settings.step_s)
+        return found
+
+    @functools.cached_property
     def beyond_bytes(self) -> Floats:
         """[modes, units + 1, units + 1] peak bytes of a backward pass, less all that a micro-batch saves in the span.
 
@@ -157,6 +175,7 @@ class SpanCosts:
     def used_bytes(self, alive: int) -> Floats:
         """[modes, units + 1, units + 1] bytes of a device with `alive` micro-batches in flight."""
         found: Floats = self.state_bytes + alive * self._saved + self.beyond_bytes
+        found[:, :, 1:] += (alive - 1) * self._results[:, None]
         return found
 
     @functools.cached_property
@@ -208,6 +227,7 @@ class SpanCosts:
     def _has_room(self, alive: int) -> bool:
         """Whether the whole model fits without recomputation: then every span does, and nothing is faster."""
         state, kept, beyond = self._of_whole
+        kept, beyond = kept + float(self._results[0].max()), beyond - float(self._results[0].max())
         return self._need_not_recompute and state + alive * kept + beyond <= self.capacity
 
     @functools.cached_property
@@ -242,10 +262,12 @@ class SpanCosts:
         freed = _before(np.where(frees, self.saved_bytes[light] - self.saved_bytes[heavy], 0.0))
         saved = _before(self.saved_bytes[light])
         needed = np.where(frees, self.needed_bytes[heavy], self.needed_bytes[light])
+        # The result of the last unit is kept for all micro-batches but the one whose needs contain it.
+        result = np.concatenate([[0.0], self._results[light]])
         pair = ModePair(
             light_s=self.pass_s[light],
-            state=self.state_bytes,
-            kept=self._saved[light],
+            state=self.state_bytes - result,
+            kept=self._saved[light] + result,
             heads=_most(saved[1:] - freed[1:] + needed),
             tails=self.beyond_bytes[light],
             saved=saved,

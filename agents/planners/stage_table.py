@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agents.planners.device_partition import Partition
+from agents.planners.device_partition import Partition, StageOf
 from agents.planners.pair_links import PairLinks
-from agents.planners.span_costs import SpanCosts
+from agents.planners.span_costs import SpanCosts, spans
 from agents.planners.staged_plan import StageChoice, StagedPlan, data_parallel
 from agents.planners.unit_profile import UnitsInOrder
 from automap.arrays import Floats, Ints
@@ -37,8 +37,9 @@ the number of sizes)."""
 MOST_STEPS = 24
 """Largest number of sizes of stages on more than `FEW_DEVICES` devices that have few submeshes (assumed)."""
 FEWEST_TILES = 5
-"""Least number of sizes of submeshes that is enough to choose from (assumed); a prime number of devices has hardly any.
-"""
+"""Least number of sizes of submeshes to choose from (assumed); a prime number of devices has hardly any."""
+FEWEST_MORE = 1.2
+"""Least factor between sizes of stages that do not tile a large cluster (assumed)."""
 MOST_SUBMESHES = 32
 """Largest number of submeshes into which the cluster is divided (assumed): the time of planners grows with its
 square."""
@@ -74,6 +75,19 @@ class Strategy:
     def is_like(self, other: Strategy) -> bool:
         """Whether another strategy has the same inner axis and the same signatures."""
         return self.tp == other.tp and np.array_equal(self.signatures, other.signatures)
+
+
+class StagePasses(NamedTuple):
+    """What a stage takes, for each span; infinite where the span does not fit. Transfers are left out."""
+
+    forward_s: Floats
+    """Seconds of the forward pass of a micro-batch."""
+    backward_s: Floats
+    """Seconds of the backward pass of a micro-batch, with recomputation."""
+    after_s: Floats
+    """Seconds of the reduction of gradients that nothing hides, and of the update of the optimizer, once a step."""
+    crossing_bytes: Floats
+    """Bytes that a rank sends to the next stage for a micro-batch."""
 
 
 class StageTable:
@@ -118,6 +132,8 @@ class StageTable:
         self._fastest: dict[object, tuple[Floats, Ints, Ints]] = {}
         self._channels: dict[tuple[float, int, int], Floats] = {}
         self._asked: dict[tuple[int, int, int], tuple[Floats, Ints, Ints]] = {}
+        self._passes: dict[int, StagePasses] = {}
+        """By the identity of the seconds of `_fastest`."""
         self._possible: dict[int, list[int]] = {}
         self._rates: dict[tuple[int, int, int], float] = {}
         self._least: dict[tuple[int, int], float] = {}
@@ -210,9 +226,11 @@ class StageTable:
         if key not in self._fastest:
             self.entries += len(found) * (self.space.num_units + 1) ** 2
             worth, modes = zip(*(self._strategy_seconds(costs, alive, sends) for costs in found), strict=True)
-            which = np.argmin(worth, axis=0)
-            best = np.take_along_axis(np.array(worth), which[None], axis=0)[0]
-            mode = np.take_along_axis(np.array(modes), which[None], axis=0)[0]
+            which = np.argmin(worth, axis=0) if len(found) > 1 else np.zeros(worth[0].shape, dtype=np.int64)
+            best, mode = worth[0], modes[0]
+            if len(found) > 1:
+                best = np.take_along_axis(np.array(worth), which[None], axis=0)[0]
+                mode = np.take_along_axis(np.array(modes), which[None], axis=0)[0]
             self._fastest[key] = best, np.array(possible)[which], mode
         return self._fastest[key]
 
@@ -221,6 +239,26 @@ class StageTable:
         to the stage before and to the one after."""
         times, modes = costs.fastest(alive, partly=self.partly)
         return times + costs.beside_s(self.num_micro_batches, *sends), modes
+
+    def strategy(self, behind: int, stage: StageOf) -> Strategy:
+        """The fastest strategy of a stage, of which `behind` stages go to the last one with itself."""
+        which = self._best(behind, stage.place, stage.devices)[1]
+        return self.strategies[int(which[stage.first, stage.last])]
+
+    def passes(self, behind: int, place: int, size: int) -> StagePasses:
+        """What each span takes on a stage with the strategy of `seconds`; the arguments are those of `seconds`."""
+        best, which, _ = self._best(behind, place, size)
+        if id(best) not in self._passes:
+            found = StagePasses(*(np.full_like(best, np.inf) for _ in StagePasses._fields))
+            for number in np.unique(which).tolist():
+                costs, mine = self.spans(place, size, self.strategies[number]), (which == number) & np.isfinite(best)
+                both_s = costs.fastest(min(behind, self.num_micro_batches), partly=self.partly)[0]
+                found.forward_s[mine] = costs.onward_s[mine]
+                found.backward_s[mine] = both_s[mine] - spans(costs.forward_s[0])[mine]
+                found.after_s[mine] = costs.after_s[mine]
+                found.crossing_bytes[mine] = np.broadcast_to(costs.crossing_bytes, mine.shape)[mine]
+            self._passes[id(best)] = found
+        return self._passes[id(best)]
 
     def _sends(self, place: int, size: int) -> tuple[float, float]:
         """Seconds to send a byte to the stage before a stage, and to the stage after it; 0 where there is none.
@@ -276,8 +314,7 @@ class StageTable:
         require."""
         found = []
         for held, stage in zip(self._alive(partition, schedule), partition.stages, strict=True):
-            _, which, modes = self._best(held, stage.place, stage.devices)
-            strategy = self.strategies[int(which[stage.first, stage.last])]
+            strategy, modes = self.strategy(held, stage), self._best(held, stage.place, stage.devices)[2]
             costs = self.spans(stage.place, stage.devices, strategy)
             found.append(
                 StageChoice(
@@ -390,6 +427,22 @@ def aligned_sizes(table: StageTable) -> list[int]:
     """Sizes of `submeshes` with which some strategy is possible."""
     possible = set(table.sizes)
     return [size for size in submeshes(len(table.order)) if size in possible]
+
+
+def untiled_sizes(table: StageTable) -> list[int]:
+    """Sizes of stages that need not tile the cluster, all multiples of the least one of `aligned_sizes`.
+
+    These are `aligned_sizes`, and those with which the fullest replica has fewer samples than with the next smaller
+    multiple. Where there are many, each is at least `FEWEST_MORE` times the one before.
+    """
+    tiles = aligned_sizes(table)
+    step, last, found = min(tiles, default=1), 0, list[int]()
+    for size in sorted({*range(step, len(table.order) + 1, step)}.intersection(table.sizes)):
+        has_fewer = size == step or -(-table.samples // size) < -(-table.samples // (size - step))
+        if has_fewer and size >= FEWEST_MORE * last:
+            found.append(size)
+            last = size
+    return sorted({*found, *tiles}.intersection(range(0, len(table.order) + 1, step)))
 
 
 def submeshes(devices: int) -> list[int]:

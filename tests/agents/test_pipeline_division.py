@@ -57,7 +57,7 @@ def test_a_long_pipeline_of_unlike_stages_is_the_best_plan(hints):
     assert {name: incumbent.reached[name] for name in reached} == reached and "piper" in incumbent.reached
     result = incumbent.result(seed=0)
     plan, problem = result.plan, incumbent.space.problem
-    assert result.step_time_s < 0.995 * before_s == 0.995 * incumbent.best_s
+    assert result.step_time_s < 0.995 * before_s
     name = plan.search.found_by
     assert plan.search.searchers[name] == result.step_time_s
     if hints is None:
@@ -65,11 +65,15 @@ def test_a_long_pipeline_of_unlike_stages_is_the_best_plan(hints):
     else:
         assert name == "piper" and plan.schedule.kind == "1f1b" and "spp" not in plan.search.searchers
     sizes = Counter(dict(stage.mesh).get("dp", 1) for stage in plan.stages)
-    assert len(plan.stages) > 4 and len(sizes) > 1
+    assert len(plan.stages) > 3 and len(sizes) > 1
     assert not Verifier(problem).violations(plan)
     again = price(problem, Plan.from_json(plan.to_json()))
     assert again.step_time_s == pytest.approx(result.step_time_s, rel=1e-9)
+    if hints is not None:
+        assert result.step_time_s == incumbent.least_s
+        return
     # Behind it come the best plans of the space.
+    assert before_s == incumbent.best_s
     first, *others = result.unlike(3)
     assert first == plan and len(others) == 2
     assert others[0].estimate.step_time_s == incumbent.best_s
@@ -329,6 +333,25 @@ def test_numbers_of_micro_batches_between_those_that_were_tried_have_a_turn(monk
     assert division._best == (8, 0)
     # Without inner axes only the first ZeRO stage is tried.
     assert [setting.zero for setting in tried[:6]] == [0] * 6
+
+
+def test_numbers_of_micro_batches_next_to_the_best_one_are_tried_at_last(monkeypatch):
+    """From 2, numbers that grow by half lead over 3, 5, 8 and 12 to 18; the best number is 10."""
+    tried = []
+
+    def step_s(self, setting, strategies):
+        tried.append(setting.num_micro_batches)
+        self._used[setting] = tuple(strategies[:1])
+        self._best_s[setting] = abs(np.log(setting.num_micro_batches / 10.0)) + 1e-9
+        return self._best_s[setting]
+
+    monkeypatch.setattr(pipeline_division._Division, "_step_s", step_s)
+    space = measured_layers("6x4xV100-16GB@10Gbit", 720)
+    incumbent = Incumbent(space, Budget(evaluations=10_000), searcher="piper")
+    division = pipeline_division._Division(incumbent, [], Effort(incumbent, float("inf"), float("inf")), in_phases=True)
+    division.run([pipeline_division._Setting(2, 0)])
+    assert {9, 10, 12} <= set(space.meshes.micro_batches)
+    assert tried[:5] == [2, 3, 5, 8, 12] and division._best == (10, 0)
 
 
 def test_strategies_are_those_solved_with_any_number_of_micro_batches():

@@ -14,7 +14,13 @@ from agents.planners.alpa import least_sums
 from agents.planners.galvatron import Option, add_kind
 from agents.planners.linearization import worth_of
 from agents.planners.piper import of_setting, piper_partitions
-from agents.planners.stage_table import megatron_strategies, submeshes, tiles_suffice
+from agents.planners.stage_table import (
+    aligned_sizes,
+    megatron_strategies,
+    submeshes,
+    tiles_suffice,
+    untiled_sizes,
+)
 from agents.planners.whale import balance
 from automap.cluster import parse_cluster
 from automap.plan import Plan
@@ -86,9 +92,12 @@ def test_pipers_slowest_stages_are_brute_force_where_submeshes_tile_the_cluster_
         layers, least = int(rng.integers(3, 6)), {}
         table = random_table(rng, layers, devices)
         table.sizes, table.held = range(1, devices + 1), lambda behind, schedule: behind
+        table.samples = devices
+        # With 3 and with 7 devices, a replica has fewer of 20 samples than with one device less.
+        assert untiled_sizes(table) == [1, 2, 3, 4, 5, 7, 10, 20]
         for tiled in (True, False):
             best = {}
-            for row in submesh_rows(0, devices, sizes, layers, tiled=tiled):
+            for row in submesh_rows(0, devices, sizes if tiled else untiled_sizes(table), layers, tiled=tiled):
                 for cuts in itertools.combinations(range(1, layers), len(row) - 1):
                     best[len(row)] = min(best.get(len(row), np.inf), max(stages_s(table, row, cuts)))
             found = {len(p.stages): p.load_s for p in piper_partitions(table, tiled=tiled)}
@@ -96,6 +105,19 @@ def test_pipers_slowest_stages_are_brute_force_where_submeshes_tile_the_cluster_
             least[tiled] = min(found.values())
         gains += least[False] < 0.99 * least[True]
     assert gains > 2
+
+
+@pytest.mark.parametrize(("devices", "samples"), [(512, 128), (1024, 4096), (97, 300)])
+def test_stages_that_tile_nothing_have_sizes_with_fewer_samples(devices, samples):
+    table = SimpleNamespace(order=range(devices), sizes=range(1, min(samples, devices) + 1), samples=samples)
+    tiles, found = aligned_sizes(table), untiled_sizes(table)
+    step = min(found)
+    assert set(tiles) <= set(found) and all(size % step == 0 for size in found)
+    for size in set(found) - set(tiles):
+        assert -(-samples // size) < -(-samples // (size - step))
+    # 48 devices have 3 of 128 samples at most; 80 to 112 have 2, like 64.
+    assert devices != 512 or set(found) - set(tiles) == {48}
+    assert len(found) < 24
 
 
 def test_galvatrons_layers_are_brute_force():
