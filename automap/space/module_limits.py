@@ -210,12 +210,22 @@ def placements_of(op: Operator, signature: Signature, name: str) -> list[Placeme
 
 
 def _has_own_size(graph: Graph, name: str, maker: Operator, chosen: dict[str, tuple[Operator, Signature]]) -> bool:
-    """Whether code makes a tensor in the size of the parts that all of its readers need: some of them are in the same
-    module, whose numbers of heads and the like a trainer of whole modules changes to those of one rank."""
+    """Whether code makes a tensor in the size of the parts that all of its readers need: its module splits a dim of
+    this size, and a trainer of whole modules changes numbers of heads and the like there to those of one rank."""
     readers = [chosen[op.name] for n in graph.consumers[name] if (op := graph.operators[n]).name in chosen]
     wanted = {place for op, signature in readers for place in placements_of(op, signature, name)}
     (dim,) = wanted if len(wanted) == 1 else (BROADCAST,)
-    return dim >= 0 and graph.repeats(name, dim) and any(op.scope == maker.scope for op, _ in readers)
+    return (
+        dim >= 0
+        and graph.repeats(name, dim)
+        and any(
+            graph.tensors[made].shape[place] == graph.tensors[name].shape[dim]
+            for op, signature in chosen.values()
+            if op.scope == maker.scope
+            for made, place in zip(op.outputs, signature.outputs, strict=True)
+            if place >= 0 and place != graph.tensors[made].batch_dim
+        )
+    )
 
 
 def _around(readers: Sequence[_Reader], maker: str, depth: int = 1) -> Iterator[_Reader]:

@@ -296,13 +296,14 @@ class _Reader:
         Such code is that of a module of which some operator splits the same dim: the numbers that it keeps for the
         sizes of this dim are changed (`Roles.sizes`).
         """
-        maker = self.graph.maker(name)
+        maker, shape = self.graph.maker(name), self.graph.tensors[name].shape
+        sizes = set() if maker is None else self.roles.sizes.get(maker.scope, set())
         readers = [op for n in self.graph.consumers[name] if (op := self.graph.operators[n]).name in self.by_name]
-        is_sized = maker is not None and any(op.scope == maker.scope for op in readers)
         for op in readers if not any(True for _ in self._parameters(name)) else ():
             placements = {p for p, n in zip(self.by_name[op.name].inputs, op.inputs, strict=True) if n == name}
-            if any(p != BROADCAST and not (is_sized and p >= 0 and self.graph.repeats(name, p)) for p in placements):
-                raise self._finer(op, f"splits the constant {name}")
+            for place in placements - {BROADCAST}:
+                if place < 0 or shape[place] not in sizes or not self.graph.repeats(name, place):
+                    raise self._finer(op, f"splits the constant {name}")
 
     def _move(self, op: Operator | None, side: str, move: Move) -> None:
         assert op is not None
