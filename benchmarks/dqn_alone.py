@@ -9,6 +9,7 @@ Three parts, each a table with one line a problem and then a summary:
   the plans that it has priced and the completions that it has looked at.
 - transfer: the number of plans that `dqn` prices until one is within 1 % of the best plan known, and the same for
   `dqn-from-scratch`, in the median over seeds; `-` if more than half of the runs do not get there in the given seconds.
+  Beside it, the same for `dqn` where a network that has learnt nothing proposes, so that only learning is pretrained.
   If the part alone is not asked for, searches end when they are there.
 - portfolio: the gap of the portfolio with the given evaluations, of the same with a network that has learnt nothing,
   and of the same without a network, so that nothing is proposed.
@@ -31,6 +32,7 @@ from network_gap import UNTRAINED, Known, priced, problems
 
 from agents import Budget, search
 from agents.incumbent import Incumbent
+from agents.learning import dqn
 from agents.learning.checkpoint import read_network
 from agents.learning.dqn import run_dqn
 from agents.learning.network import ProposalNetwork
@@ -74,6 +76,12 @@ def searched(problem: Problem, seconds: float, seed: int, *, pretrained: bool, e
     found.append(incumbent)
     run_dqn(incumbent, seed=seed, templates=grid, network=NETWORK if pretrained else None)
     return incumbent
+
+
+def proposed_untrained(problem: Problem, seconds: float, seed: int, enough_s: float) -> Incumbent:
+    """A search of the DQN for which a network that has learnt nothing proposes."""
+    with patch.object(dqn, "readable", lambda folder: UNTRAINED):
+        return searched(problem, seconds, seed, pretrained=True, enough_s=enough_s)
 
 
 def plans_to(incumbent: Incumbent, step_time_s: float) -> float:
@@ -125,10 +133,14 @@ def main() -> None:
             line.append(f"{looked:.0f} completions")
         if "transfer" in parts:
             again = [searched(problem, given.seconds, s, pretrained=False, enough_s=near_s) for s in seeds]
-            fine, scratch = (statistics.median(plans_to(run, near_s) for run in some) for some in (runs, again))
+            untrained = [proposed_untrained(problem, given.seconds, s, near_s) for s in seeds]
+            fine, scratch, other = (
+                statistics.median(plans_to(run, near_s) for run in some) for some in (runs, again, untrained)
+            )
             if math.isfinite(fine):
                 ratios.append(max(scratch, 1.0) / max(fine, 1.0))
-            line.append(f"  plans to 1 %: {_count(fine)}, from scratch {_count(scratch)}")
+            line.append(f"  plans to 1 %: {_count(fine)}, from scratch {_count(scratch)}, ")
+            line.append(f"proposed by an untrained network {_count(other)}")
         if "portfolio" in parts:
             for kind, network in NETWORKS.items():
                 reached = [searched_with(problem, given.evaluations, seed, network) / best_s - 1.0 for seed in seeds]

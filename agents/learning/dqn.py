@@ -43,6 +43,7 @@ from agents.learning.proposals import NETWORK, PROPOSALS, propose, readable
 from agents.learning.q_network import MaskedPolicy, MaskedQNetwork, Sizes
 from agents.learning.replay import Batch, PlanReplay
 from agents.learning.search_tree import SearchTree
+from agents.learning.solved_proposals import SolvedProposals
 from agents.learning.solved_skeletons import SolvedSkeletons
 from agents.sampling.expert import Grid, price_grid
 from agents.searcher import SearchResult, SearchTask
@@ -53,14 +54,13 @@ from envs.hybrid import HybridDecisions
 from envs.kernels import ACTION_FEATURES, STATE_FEATURES
 
 FIRST_PLANS, FIRST_SHARE = 8, 0.125
-"""Largest number of plans, and share of a budget, for learning before skeletons are solved: one plan for each of the
-episodes that run at the same time. Episodes that follow completions sometimes come near the best plan with so few
-plans. On ten problems of `benchmarks/dqn_alone.py`, 32 plans led no further problem there."""
-FIRST_PROPOSALS = 9
-"""Largest number of plans that the network proposes before skeletons are solved: the one that it rates best, and one
-for each of the episodes that run at the same time. With these, VGG-19 on 2 hosts of 8 V100 becomes 1.6 times faster
-than with templates. On the ten problems, visits lead to good plans sooner than further proposals do, of plans or of
-skeletons."""
+"""Largest number of plans, and share of a budget, for which a search from scratch learns before skeletons are solved:
+one plan for each of the episodes that run at the same time. Episodes that follow completions sometimes come near the
+best plan with so few plans. On ten problems of `benchmarks/dqn_alone.py`, 32 plans led no further problem there."""
+TURNS = 8
+"""Largest number of turns of `agents.learning.solved_proposals` before a search with a network learns (assumed)."""
+PROPOSED_SHARE, PROPOSED_SHARE_S = 0.5, 0.125
+"""Largest shares of a budget, in evaluations and in seconds, for these turns (assumed)."""
 REVISION_NOISE = 0.4, 4.5
 """Least and largest scale of the Gumbel noise with which the first decision of a revision is drawn."""
 
@@ -341,9 +341,9 @@ def run_dqn(
         decisions: which slots the agent decides.
         network: folder of the network with which the search begins, and which proposes the first plans; None = an
             untrained one. If the folder cannot be read, there is a warning, and an untrained one is used.
-        proposals: number of plans that the network proposes. If the agent decides the whole plan, these are at most
-            `FIRST_PROPOSALS`, and the search learns for a while after the first proposal, without solving skeletons. 0
-            = nothing is proposed, and skeletons are solved from the beginning.
+        proposals: number of plans that the network proposes. If the agent decides the whole plan, skeletons of
+            proposals are solved instead (`agents.learning.solved_proposals`); without a network, the search learns for
+            a while without solving skeletons. 0 = nothing is proposed, and skeletons are solved from the beginning.
     """
     parameters, space = parameters or Hyperparameters(), incumbent.space
     episodes = Episodes(decisions(space), parameters.num_envs, incumbent.table, known=templates)
@@ -353,25 +353,34 @@ def run_dqn(
     rates = None if network is None else readable(network)
     network = network if rates is not None else None
     solves = decisions is HybridDecisions
-    if rates is not None and proposals:
-        propose(incumbent, episodes, tree, rates, seed=seed, most=1)
-    if solves and proposals:
-        proposals = min(proposals, FIRST_PROPOSALS)
-        with _first_share(incumbent):
-            _learn(incumbent, episodes, tree, seed, parameters, network)
+    skeletons = SolvedSkeletons(incumbent) if solves else None
+    if proposals and skeletons is not None:
+        with _first_share(incumbent, learns=rates is None):
+            if rates is None:
+                _learn(incumbent, episodes, tree, seed, parameters, network)
+            else:
+                SolvedProposals(incumbent, episodes, tree.priced, rates, skeletons).go_on(TURNS)
         _begin_anew(episodes, tree)
-    if rates is not None and proposals:
-        propose(incumbent, episodes, tree, rates, seed=seed, most=proposals - 1)
-    _learn(incumbent, episodes, tree, seed, parameters, network, SolvedSkeletons(incumbent) if solves else None)
+    elif proposals and rates is not None:
+        propose(incumbent, episodes, tree, rates, seed=seed, most=proposals)
+    _learn(incumbent, episodes, tree, seed, parameters, network, skeletons)
     incumbent.look_aheads += int(episodes.known.arrays.priced[0])
 
 
-def _first_share(incumbent: Incumbent) -> AbstractContextManager[None]:
-    """Limits an incumbent to `FIRST_PLANS` and to `FIRST_SHARE` of what is left of its budget."""
+def _first_share(incumbent: Incumbent, *, learns: bool) -> AbstractContextManager[None]:
+    """Limits an incumbent to the part of its budget before skeletons of visits are solved.
+
+    Args:
+        incumbent: the incumbent.
+        learns: whether the search learns in this part, from scratch; otherwise its network proposes plans.
+    """
     left, left_s = incumbent.left, incumbent.left_s
+    if learns:
+        evaluations = FIRST_PLANS if left is None else min(FIRST_PLANS, int(FIRST_SHARE * left))
+        return incumbent.share(evaluations=evaluations, seconds=None if left_s is None else FIRST_SHARE * left_s)
     return incumbent.share(
-        evaluations=FIRST_PLANS if left is None else min(FIRST_PLANS, int(FIRST_SHARE * left)),
-        seconds=None if left_s is None else FIRST_SHARE * left_s,
+        evaluations=None if left is None else int(PROPOSED_SHARE * left),
+        seconds=None if left_s is None else PROPOSED_SHARE_S * left_s,
     )
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from automap.bounds.known_plans import worth_s
+from agents.learning.mesh_plans import MeshPlans
 from automap.bounds.partial_plans import BoundTable
 from automap.space.space import Ints, Values
 from envs.decision import Episodes
@@ -86,15 +86,14 @@ class Guide:
 
 
 class MeshBandit:
-    """The best known plan of each mesh with each schedule, and the visits since it was found.
+    """The visits of each mesh with each schedule since its best known plan was found.
 
     Attributes:
         num_slots: number of slots that decide the mesh and the schedule.
     """
 
     def __init__(self, episodes: Episodes, table: BoundTable, revisions: float, *, solves: bool = False) -> None:
-        """Takes the known plans of episodes. A mesh that none of them has is given the rest of the best one that agrees
-        in most of the first decisions.
+        """Takes the known plans of episodes, see `MeshPlans`.
 
         Args:
             episodes: episodes of the problem.
@@ -104,64 +103,41 @@ class MeshBandit:
         """
         self._revisions, self._solves = revisions, solves
         self._space, self._asked = episodes.space, episodes.asked
-        space, known = episodes.space, episodes.known
-        ranked = known.arrays.order[: int(known.arrays.num_known[0])]
-        plans, worth = known.arrays.values[ranked], worth_s(known.arrays.prices[ranked], known.reference_s)
-        shapes = [space.meshes.values(shape) for shape in space.shapes]
-        # Plans of unlike schedules have unlike cuts, so that each schedule has a best plan of its own.
-        self.num_slots = space.first.order
-        meshes = [(*shape, int(way)) for shape in shapes for way in np.flatnonzero(space.legal(shape))]
-        bounds = dict(zip(shapes, table.shape_bounds.tolist(), strict=True))
-        self._bound_s = np.array(
-            [math.inf if over > 0.0 else time_s for time_s, over in (bounds[m[:-1]] for m in meshes)]
-        )
-        # What the agent does not decide about the mesh is as in some known plan.
-        given = np.flatnonzero(~self._asked[: self.num_slots])
-        seen = {tuple(head) for head in plans[:, given].tolist()}
-        self._is_open = np.array([tuple(mesh[slot] for slot in given) in seen for mesh in meshes])
-        self._number = {mesh: number for number, mesh in enumerate(meshes)}
-        self._visits = np.zeros(len(meshes), dtype=np.int64)
+        self._meshes = MeshPlans(episodes, table)
+        self.num_slots = self._meshes.num_slots
+        self._visits = np.zeros(len(self._meshes.values), dtype=np.int64)
         self._free: dict[int, list[list[int]]] = {}
-        rows = []
-        for mesh in meshes:
-            agreeing = np.logical_and.accumulate(plans[:, : self.num_slots] == np.array(mesh), axis=1).sum(axis=1)
-            rows.append(space.repair([*mesh, *plans[agreeing.argmax(), self.num_slots :].tolist()]))
-        self._plans: Ints = np.array(rows, dtype=np.int64)
-        self._worth = worth_s(known.corrected(self._plans, space.price(self._plans)), known.reference_s)
-        for plan, worth_of in zip(plans.tolist(), worth.tolist(), strict=True):
-            self.add(tuple(plan), worth_of)
 
     def add(self, values: Values, worth_s: float) -> None:
         """Takes a plan, which becomes the best of its mesh if it is faster than those known."""
-        number = self._number[values[: self.num_slots]]
-        if worth_s < self._worth[number]:
-            self._plans[number], self._worth[number], self._visits[number] = values, worth_s, 0
+        number = self._meshes.add(values, worth_s)
+        if number is not None:
+            self._visits[number] = 0
             self._free.pop(number, None)
 
     def best(self, count: int) -> list[Values]:
         """The best plans of at most `count` meshes, the best first."""
-        ranked = np.argsort(self._worth, kind="stable")[:count]
-        return [tuple(plan) for plan in self._plans[ranked].tolist()]
+        return [tuple(plan) for plan in self._meshes.values[self._meshes.ranked()[:count]].tolist()]
 
     def guide(self, rng: np.random.Generator, best_s: float) -> Guide:
         """How the next episode is guided, where the best plan so far takes `best_s`."""
         gain = ASSUMED_GAIN * math.sqrt(1.0 + float(self._visits.sum()) / PATIENCE)
-        optimistic = np.log(self._worth) - gain / (1.0 + self._visits)
+        optimistic = np.log(self._meshes.worth_s) - gain / (1.0 + self._visits)
         # A penalty and no infinity: where every other mesh is beaten, that of the best plan is left.
-        is_beaten = self._bound_s >= best_s
-        mesh = int((np.where(self._is_open, optimistic, np.inf) + BEATEN * is_beaten).argmin())
+        is_beaten = self._meshes.bound_s >= best_s
+        mesh = int((np.where(self._meshes.is_open, optimistic, np.inf) + BEATEN * is_beaten).argmin())
         is_first = self._visits[mesh] == 0
         self._visits[mesh] += 1
         if not is_first and rng.random() < self._revisions:
             return self._revision(rng, mesh)
-        forced = self._plans[mesh].copy()
+        forced = self._meshes.values[mesh].copy()
         forced[self.num_slots :] = -1
         # The first time, what the completions say is followed.
         noise = 0.0 if is_first else float(np.exp(rng.uniform(np.log(LEAST_NOISE), np.log(MOST_NOISE))))
         is_solved = self._solves and (is_first or rng.random() < SOLVED)
         return Guide(
             forced=forced,
-            taught=self._plans[mesh].copy(),
+            taught=self._meshes.values[mesh].copy(),
             # It is not known whether the mesh is a good one.
             shown_from=self.num_slots,
             noise=noise,
@@ -171,7 +147,7 @@ class MeshBandit:
         )
 
     def _revision(self, rng: np.random.Generator, mesh: int) -> Guide:
-        best = self._plans[mesh].copy()
+        best = self._meshes.values[mesh].copy()
         if mesh not in self._free:
             by_kind: dict[str, list[int]] = {}
             for number, slot in enumerate(self._space.slots[self.num_slots :], self.num_slots):
@@ -186,7 +162,7 @@ class MeshBandit:
         length = int(np.exp(rng.uniform(np.log(SHORTEST), np.log(LONGEST))))
         trust = float(rng.random() < TRUSTED)
         if rng.random() < FROM_NEIGHBOURS:
-            donors = self._plans[np.argsort(self._worth, kind="stable")[:DONORS]]
+            donors = self._meshes.values[self._meshes.ranked()[:DONORS]]
             near = self._space.neighbours(rng, best[None], donors)[0]
             differing = np.flatnonzero(near != best)
             begin = max(self.num_slots, int(differing[0]) + 1 if len(differing) else begin)

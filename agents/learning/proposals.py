@@ -145,7 +145,7 @@ class Proposals:
             done, expected_s = self._step()
             for number in np.flatnonzero(done).tolist():
                 if count < most and not incumbent.finished:
-                    self.found += _take(incumbent, self.episodes, number, self._tree.priced, float(expected_s[number]))
+                    self.found += take(incumbent, self.episodes, number, self._tree.priced, float(expected_s[number]))
                     count += 1
                 self._tree.finish(number)
             self._begins = done if self._goes_on.all() or not done.any() else np.ones_like(done)
@@ -183,7 +183,7 @@ class Proposals:
         return done, expected_s
 
 
-def _take(
+def take(
     incumbent: Incumbent, episodes: Episodes, number: int, priced: set[Values], expected_s: float
 ) -> list[Proposed]:
     """Gives the plan of a finished episode, and its best completion, to the incumbent and to the episodes.

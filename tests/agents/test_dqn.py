@@ -12,13 +12,14 @@ from agents import Budget, search
 from agents.incumbent import Incumbent
 from agents.learning.card import CARD, card
 from agents.learning.checkpoint import ABOUT, TENSORS, read_checkpoint, read_network, write_checkpoint
-from agents.learning.dqn import FIRST_PLANS, FIRST_PROPOSALS, FORBIDDEN, new_agent, run_dqn
+from agents.learning.dqn import FIRST_PLANS, FORBIDDEN, PROPOSED_SHARE, TURNS, new_agent, run_dqn
 from agents.learning.exploration import Guide
 from agents.learning.hyperparameters import Hyperparameters
 from agents.learning.plan_vec_env import PlanVecEnv
 from agents.learning.proposals import NETWORK, PROPOSALS, propose
 from agents.learning.replay import PlanReplay
 from agents.learning.search_tree import SearchTree
+from agents.learning.solved_proposals import SolvedProposals
 from agents.learning.solved_skeletons import SolvedSkeletons
 from agents.sampling.expert import grid_of
 from automap.cluster import parse_cluster
@@ -191,8 +192,7 @@ def test_the_pretrained_network_proposes_plans_at_once(light_graph):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("decisions", "most"), [(HybridDecisions, FIRST_PROPOSALS), (ReplicationDecisions, PROPOSALS)])
-def test_few_plans_are_proposed_where_skeletons_are_solved(s, monkeypatch, decisions, most):
+def test_a_network_proposes_whole_plans_where_no_skeletons_are_solved(s, monkeypatch):
     asked = []
 
     def spy(*arguments, most, **more):
@@ -200,14 +200,31 @@ def test_few_plans_are_proposed_where_skeletons_are_solved(s, monkeypatch, decis
         return propose(*arguments, most=most, **more)
 
     monkeypatch.setattr("agents.learning.dqn.propose", spy)
-    incumbent = incumbent_of(s, 80)
-    run_dqn(incumbent, seed=0, templates=grid_of(s), parameters=Hyperparameters(num_envs=4), decisions=decisions)
-    assert asked == [1, most - 1]
+    incumbent, small = incumbent_of(s, 80), Hyperparameters(num_envs=4)
+    run_dqn(incumbent, seed=0, templates=grid_of(s), parameters=small, decisions=ReplicationDecisions)
+    assert asked == [PROPOSALS]
     assert incumbent.first_proposal is not None
 
 
-@pytest.mark.parametrize("network", [None, NETWORK])
-def test_episodes_solve_skeletons_once_a_search_has_learnt_with_few_plans(s, monkeypatch, network):
+@pytest.mark.parametrize("evaluations", [40, 400])
+def test_a_network_has_skeletons_solved_before_the_search_learns(s, monkeypatch, evaluations):
+    proposes, begun = SolvedProposals.go_on, []
+
+    def go_on(proposals, turns):
+        before = incumbent.evaluations
+        proposes(proposals, turns)
+        begun.append((turns, before, incumbent.evaluations))
+
+    monkeypatch.setattr(SolvedProposals, "go_on", go_on)
+    incumbent = incumbent_of(s, evaluations)
+    run_dqn(incumbent, seed=0, templates=grid_of(s), parameters=Hyperparameters(num_envs=4))
+    ((turns, before, after),) = begun
+    assert (turns, before) == (TURNS, 0)
+    assert 1 < after <= PROPOSED_SHARE * evaluations
+    assert incumbent.first_proposal is not None
+
+
+def test_a_search_from_scratch_learns_with_few_plans_before_it_solves_skeletons(s, monkeypatch):
     solved: list[tuple[int, ...]] = []
     before: list[int] = []
     incumbent = incumbent_of(s, 100)
@@ -219,9 +236,9 @@ def test_episodes_solve_skeletons_once_a_search_has_learnt_with_few_plans(s, mon
 
     solves = SolvedSkeletons.solve
     monkeypatch.setattr(SolvedSkeletons, "solve", solve)
-    run_dqn(incumbent, seed=0, templates=grid_of(s), parameters=Hyperparameters(num_envs=4), network=network)
-    # Fewer plans are proposed where noise leads to the same one twice, and all four episodes may end at once.
-    assert FIRST_PLANS <= before[0] <= FIRST_PLANS + (FIRST_PROPOSALS if network else 0) + 4
+    run_dqn(incumbent, seed=0, templates=grid_of(s), parameters=Hyperparameters(num_envs=4), network=None)
+    # All four episodes may end at once.
+    assert FIRST_PLANS <= before[0] <= FIRST_PLANS + 4
     assert len(set(solved)) > 1
     assert incumbent.evaluations <= 100
 
