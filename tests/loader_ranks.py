@@ -97,8 +97,9 @@ def literal(gpt):
     return gpt
 
 
-def refusals(folder):
-    """The errors by the plan in a folder, which splits weights: code, data and modules that do not fit it."""
+def refusals(folder, small):
+    """The errors by the plan in a folder, which splits weights: data, code and modules that do not fit it. The last one
+    is of a plan for fewer processes, in another folder."""
     spec = importlib.util.spec_from_file_location("plan_loader", Path(folder) / "plan_loader.py")
     loader = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loader)
@@ -109,14 +110,15 @@ def refusals(folder):
     with torch.no_grad():
         shifted.h[2].mlp.c_fc.weight.add_(dist.get_rank())
     found = []
-    for module, data in (
-        (build(), [x[: BATCH - 3] for x in batch()]),
-        (literal(build()), batch()),
-        (other, batch()),
-        (shifted, batch()),
+    for module, data, plan in (
+        (build(), [x[: BATCH - 3] for x in batch()], folder),
+        (literal(build()), batch(), folder),
+        (other, batch(), folder),
+        (shifted, batch(), folder),
+        (build(), batch(), small),
     ):
         try:
-            loader.Training(module, loss_of, Path(folder)).step(*data)
+            loader.Training(module, loss_of, Path(plan)).step(*data)
         except ValueError as refused:
             found.append(str(refused))
     return found

@@ -28,7 +28,6 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime as CsvSchedule
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
-from torch.distributed.tensor.parallel.style import ParallelStyle
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
@@ -51,6 +50,8 @@ class Training:
         self._check(model)
         kind = "cuda" if torch.cuda.is_available() else "cpu"
         mesh = init_device_mesh(kind, self.plan["mesh"]["shape"], mesh_dim_names=self.plan["mesh"]["dim_names"])
+        if (planned := mesh.size()) != (started := dist.get_world_size()):
+            raise ValueError(f"the plan is for {planned} processes, and torchrun started {started}; start {planned}")
         check_alike(model)
         self.device = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.plan["precision"] == "tf32"
@@ -95,7 +96,7 @@ class Training:
     def _parallelize(self, stage: nn.Module, mesh: DeviceMesh, tied: Sequence[set[str]]) -> None:
         """Splits modules, marks layers to be computed again, and spreads parameters over the replicas."""
         modules, plan = dict(stage.named_modules()), self.plan
-        styles: dict[str, ParallelStyle] = {}
+        styles = dict[str, Any]()
         for glob, split in plan["tensor_parallel"].items():
             for path, module in modules.items():
                 if matches(path, glob):
@@ -116,9 +117,8 @@ class Training:
         for path in plan["recompute"]:
             if path in modules:
                 modules[path].forward = partial(checkpoint, modules[path].forward, use_reentrant=False)
-        policy = MixedPrecisionPolicy()
-        if plan["precision"] == "bf16":
-            policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        narrow: Any = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
+        policy = MixedPrecisionPolicy(**(narrow if plan["precision"] == "bf16" else {}))
         data = mesh["shard"] if mesh["replicate"].size() == 1 else mesh["replicate", "shard"]
         layers = [part for path in plan["layers"] if path in modules for part in called_parts(modules[path])]
         for part in (*layers, stage):

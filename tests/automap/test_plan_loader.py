@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -45,8 +46,13 @@ def save_plan(folder: Path, **degrees: int) -> None:
 @pytest.mark.slow
 def test_what_does_not_fit_the_plan_is_refused(tmp_path: Path) -> None:
     """Every process refuses it before it waits for another one."""
-    save_plan(tmp_path / "plan", tensor=2)
-    for few, code, bias, weight in returned(loader_ranks.refusals, 2, tmp_path, tmp_path / "plan"):
+    plan, small = tmp_path / "plan", tmp_path / "small"
+    save_plan(plan, tensor=2)
+    document = json.loads((plan / "pytorch.json").read_text())
+    document["mesh"]["shape"] = [1 for _ in document["mesh"]["shape"]]
+    small.mkdir()
+    (small / "pytorch.json").write_text(json.dumps(document))
+    for few, code, bias, weight, processes in returned(loader_ranks.refusals, 2, tmp_path, plan, small):
         assert few.startswith("input 0: 5 samples, where each of the 1 replicas takes 8 of the 8")
         assert "drop_last=True" in few
         assert code.startswith("module h.0.attn: does not run on the part of its layers that each of 2 ranks has: ")
@@ -55,6 +61,7 @@ def test_what_does_not_fit_the_plan_is_refused(tmp_path: Path) -> None:
         assert "num_heads by 2" in code
         assert bias.startswith("model.h.1.attn.c_proj.bias: process 0 has (16,), sum ") and "1 has absent" in bias
         assert weight.startswith("model.h.2.mlp.c_fc.weight: ") and "torch.manual_seed" in weight
+        assert processes == "the plan is for 1 processes, and torchrun started 2; start 1"
 
 
 @pytest.mark.slow
