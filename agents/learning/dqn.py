@@ -358,7 +358,7 @@ def run_dqn(
         with _first_share(incumbent, learns=rates is None):
             if rates is None:
                 _learn(incumbent, episodes, tree, seed, parameters, network)
-            else:
+            elif not incumbent.finished:
                 SolvedProposals(incumbent, episodes, tree.priced, rates, skeletons).go_on(TURNS)
         _begin_anew(episodes, tree)
     elif proposals and rates is not None:

@@ -76,9 +76,11 @@ class SolvedProposals:
         incumbent = self._incumbent
         self._decide(None, by_network=False)
         for turn in range(turns):
+            if incumbent.finished:
+                return
             self._spread_best()
             values = self._promising()
-            if values is None or incumbent.finished:
+            if values is None:
                 return
             self._descend(values)
             for visit in range(VISITS):
