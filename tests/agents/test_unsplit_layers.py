@@ -24,7 +24,7 @@ def plan_of(model: str, target: str, **fix: Any) -> Plan:
 @pytest.mark.parametrize(
     ("model", "target", "said"),
     [
-        (EXPERTS, "pytorch", "tensor parallelism: the model has experts, or layers of several kinds"),
+        (EXPERTS, "pytorch", "tensor parallelism: the model has experts"),
         (EXPERTS, "automap", "experts/automap.GroupedMatMul#0 is in no linear layer, embedding or norm, and would"),
         (f"gpt:{SIZES}", "automap", None),
         (f"gpt:{SIZES}", "any", None),

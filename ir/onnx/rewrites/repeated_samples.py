@@ -53,8 +53,8 @@ def note_periods(nodes: Iterable[Node], stored: Mapping[str, Stored], tensors: M
         given = stored[name]
         if given.dtype.startswith(("float", "bfloat")):
             given.periods = periods(tensors[name])
-            is_one_row = given.periods == (1, 1) and given.shape[-1] > 1 and not _MADE.match(name)
-            if is_one_row and readers.get(name) == {"Add"}:
+            is_one_row = len(given.shape) == 3 and given.periods == (1, 1) and given.shape[-1] > 1
+            if is_one_row and readers.get(name) == {"Add"} and not _MADE.match(name):
                 # The row of a table that all tokens look up, as of BERT's token types where the module makes them.
                 given.shape = (1, 1, given.shape[-1])
 
