@@ -28,9 +28,9 @@ from envs.kernels import ACTION_FEATURES, STATE_FEATURES
 from ir import zoo
 
 UNSEEN = (
-    (("vgg19", "16x1xV100-16GB@10Gbit", 1024), 3),
-    (("gpt2-xl", "64x8xH100-80GB", 128), 3),
-    (("bert-large", "64x8xH100-80GB", 256), 3),
+    (("vgg19", "16x1xV100-16GB@10Gbit", 1024), 2),
+    (("gpt2-xl", "64x8xH100-80GB", 128), 2),
+    (("bert-large", "64x8xH100-80GB", 256), 2),
     (("t5-11b", "2x8xV100-16GB@25Gbit", 256), 1),
 )
 """Problems whose best plans are not next to a template, and numbers of seeds; no network is trained on such models."""
