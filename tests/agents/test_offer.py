@@ -308,6 +308,7 @@ def test_what_a_searcher_reached_is_also_what_it_reached_on_a_part():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_faster_part_is_searched_long_enough():
     gpt = "gpt:layers=12,hidden=1024,heads=16,seq_len=1024"
     result = search_offer(build(gpt, "23x1xT4-16GB@10Gbit", 64), Budget.parse(2000), tie=0.0)

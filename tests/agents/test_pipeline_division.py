@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from long_cases import long_but
 from small_clusters import cluster_with
 
 from agents import Budget, search
@@ -123,13 +124,16 @@ def test_small_budgets_and_other_sync_modes_divide_no_pipelines(changes):
 
 @pytest.mark.parametrize(
     "changes, lists",
-    [
-        ({"trainer": "automap"}, True),
-        ({"trainer": "generic"}, True),
-        ({"trainer": "deepspeed"}, False),
-        ({"target": "automap"}, False),
-        ({"hints": ONE_ORDER}, False),
-    ],
+    long_but(
+        [({"trainer": "automap"}, True), ({"trainer": "deepspeed"}, False), ({"hints": ONE_ORDER}, False)],
+        [
+            ({"trainer": "automap"}, True),
+            ({"trainer": "generic"}, True),
+            ({"trainer": "deepspeed"}, False),
+            ({"target": "automap"}, False),
+            ({"hints": ONE_ORDER}, False),
+        ],
+    ),
 )
 def test_orders_are_listed_where_they_may_be_run(changes, lists):
     incumbent, grid = opened(**changes)

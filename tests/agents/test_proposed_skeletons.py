@@ -234,7 +234,8 @@ def test_descents_begin_near_the_best_plan_or_with_a_new_shape():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", long_but([100_296], [100_296, 100_111]))
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [100_296, 100_111])
 def test_pipelines_have_unlike_stages_where_few_numbers_divide_the_devices_or_the_batch(seed, monkeypatch):
     """On 311 devices the space has pipelines of 29 stages of 11 devices, or of all devices; a batch of 867 has 3, 17 or
     51 micro-batches."""

@@ -187,7 +187,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "cluster", "trainer", "fix"), long_but(CASES[::2], CASES))
+@pytest.mark.parametrize(("name", "cluster", "trainer", "fix"), long_but(CASES[::4], CASES))
 def test_all_ways_of_pricing_agree_and_no_plan_beats_its_bounds(name, cluster, trainer, fix):
     graph, patterns = FROZEN[name]()
     problem = problem_of(graph, cluster, 16, {"fix": fix}, trainer=trainer, frozen=patterns)

@@ -2,12 +2,14 @@
 
 import functools
 import gc
+import itertools
 import sys
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from long_cases import long_but
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -132,8 +134,13 @@ def priced_peak(data, samples, count, *, recompute="none"):
     return (memory.total - trainer.reserved_GiB * 2**30) / (1.0 + trainer.unused_share)
 
 
-@pytest.mark.parametrize("again", [False, True])
-@pytest.mark.parametrize(("samples", "count"), [(1, 1), (1, 2), (16, 1), (16, 2)])
+@pytest.mark.parametrize(
+    ("again", "samples", "count"),
+    long_but(
+        [(False, 1, 1), (True, 1, 2), (False, 16, 2), (True, 16, 1)],
+        itertools.product([False, True], [1, 16], [1, 2]),
+    ),
+)
 def test_the_memory_of_a_step_is_that_of_the_tensors_of_pytorch(again, samples, count):
     assert priced(again, samples, count) == pytest.approx(measured(again, samples, count), rel=0.03)
 

@@ -71,7 +71,7 @@ def test_every_plan_of_a_target_is_one_that_it_can_express(model: str, target: s
     """The verifier, which knows nothing of the space, checks them, and so do the degrees."""
     space, about = space_of(model, target), targets()[target]
     check = Verifier(space.problem)
-    for values in space.random_batch(np.random.default_rng(1), 12).tolist():
+    for values in space.random_batch(np.random.default_rng(1), 6).tolist():
         plan = decoded(space, values)
         assert check.violations(plan) == ()
         (degrees,) = plan.degrees

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from crossing_graphs import GRAPHS
+from long_cases import long_but
 
 from automap.cluster import parse_cluster
 from automap.errors import PlanError
@@ -64,23 +65,26 @@ def test_plans_of_a_transformer_pass(trainer):
     assert not wrong_plans(build(GPT, trainer=trainer))
 
 
+KINDS = [
+    (GPT, "2x4xA100", 16, "generic", {}),
+    (GPT, "4xV100-16GB+4xP100", 8, "deepspeed", {}),
+    (GPT, "8xA100", 16, "megatron-lm", {"cp": 2}),
+    (GPT, "8xA100", 16, "generic", {"schedule": "zb2p"}),
+    (GPT, "8xA100", 16, "generic", {"schedule": "gpipe"}),
+    ("llama:layers=3,hidden=64,heads=8,kv_heads=4,seq_len=32,vocab_size=128", "2x4xA100", 16, "megatron-core", {}),
+    (MOE, "8xA100", 16, "megatron-core", {}),
+    ("bert:layers=3,hidden=64,heads=4,seq_len=32,vocab_size=128", "2x2xV100@25Gbit", 8, "megatron-lm", {}),
+    ("resnet:blocks=1-2-1-1,image_size=64", "2x4xA100", 16, "generic", {}),
+    (T5, "2x4xA100", 16, "generic", {}),
+    (GPT, "2x2xA100", 16, "oneflow", {"pp": 2}),
+    (ODD, "2x2xA100", 16, "generic", {}),
+]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "cluster", "batch", "trainer", "fix"),
-    [
-        (GPT, "2x4xA100", 16, "generic", {}),
-        (GPT, "4xV100-16GB+4xP100", 8, "deepspeed", {}),
-        (GPT, "8xA100", 16, "megatron-lm", {"cp": 2}),
-        (GPT, "8xA100", 16, "generic", {"schedule": "zb2p"}),
-        (GPT, "8xA100", 16, "generic", {"schedule": "gpipe"}),
-        ("llama:layers=3,hidden=64,heads=8,kv_heads=4,seq_len=32,vocab_size=128", "2x4xA100", 16, "megatron-core", {}),
-        (MOE, "8xA100", 16, "megatron-core", {}),
-        ("bert:layers=3,hidden=64,heads=4,seq_len=32,vocab_size=128", "2x2xV100@25Gbit", 8, "megatron-lm", {}),
-        ("resnet:blocks=1-2-1-1,image_size=64", "2x4xA100", 16, "generic", {}),
-        (T5, "2x4xA100", 16, "generic", {}),
-        (GPT, "2x2xA100", 16, "oneflow", {"pp": 2}),
-        (ODD, "2x2xA100", 16, "generic", {}),
-    ],
+    long_but([KINDS[number] for number in (1, 2, 6, 8, 9, 11)], KINDS),
 )
 def test_templates_and_random_plans_pass(spec, cluster, batch, trainer, fix):
     assert not wrong_plans(build(spec, cluster, batch, trainer=trainer, fix=fix))

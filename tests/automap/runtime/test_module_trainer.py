@@ -278,42 +278,52 @@ def test_two_processes(tmp_path):
         ),
         f"tp2, cores again, {DROPOUT}": changed(plan_of(2, tp=2, count=1), recompute=CORES),
         "ZeRO 3, cores again": changed(plan_of(2, count=2, zero=3), recompute=CORES),
-        f"ZeRO 2, cores again, {HALF}": in_fp16(changed(plan_of(2, count=2, zero=2), recompute=CORES)),
         "pp2, zb1p, cores again": pipeline(plan_of(1, count=4), "zb1p", recompute=CORES),
         f"tp2, {OTHER}": plan_of(2, OTHER, tp=2, count=2, sequence_parallel=True),
         "pp2": pipeline(plan_of(1, count=4)),
         "pp2, one micro-batch": pipeline(plan_of(1, count=1)),
         "pp2, loss alone": loss_alone(pipeline(plan_of(1, count=4))),
-        f"pp2, loss alone, {UNTRACED}": loss_alone(pipeline(plan_of(1, count=2))),
-        "pp2, gpipe": pipeline(plan_of(1, count=2), "gpipe", recompute=("h.*",)),
         "pp2, interleaved": pipeline(plan_of(1, count=4), "interleaved"),
         f"pp2, {UNTRACED}": pipeline(plan_of(1, count=4), recompute=("h.1*", "h.0.attn/Softmax")),
-        f"pp2, interleaved, {UNTRACED}": pipeline(plan_of(1, count=4), "interleaved"),
         "pp2, zb1p": pipeline(plan_of(1, count=4), "zb1p", recompute=("h.*",)),
         "pp2, eager-1f1b": pipeline(plan_of(1, count=4), "eager-1f1b", recompute=("h.1*",)),
         "pp2, zb2p": in_order(pipeline(plan_of(1, count=4)), "zb2p"),
-        f"dp2, ZeRO 2, {OVERFLOW}": in_fp16(plan_of(2, count=2, zero=2)),
         f"tp2, {OVERFLOW}": in_fp16(plan_of(2, tp=2, count=2, sequence_parallel=True)),
-        f"pp2, {OVERFLOW}": in_fp16(pipeline(plan_of(1, count=2))),
-        f"dp2, {HALF}": in_fp16(dp),
         f"tp2, {HALF}": in_fp16(plan_of(2, tp=2, count=2)),
         f"ZeRO 3, {HALF}": in_fp16(plan_of(2, count=2, zero=3)),
-        f"pp2, {HALF}": in_fp16(pipeline(plan_of(1, count=2))),
         f"tp2, {DROPOUT}": plan_of(2, tp=2, count=1, recompute="full"),
-        f"tp2, sequence parallel, {DROPOUT}": plan_of(2, tp=2, count=1, sequence_parallel=True),
-        f"tp2, {DROPOUT} {BY_HAND}": plan_of(2, tp=2, count=1, recompute="full"),
         f"tp2, sequence parallel, {DROPOUT} {BY_HAND}": plan_of(2, tp=2, count=1, sequence_parallel=True),
         f"softmax whole, {GRAPH}": finer(plan_of(2, tp=2, count=2)),
         f"ZeRO 1 over tp, {GRAPH}": changed(plan_of(2, tp=2, count=2), zero=Zero(stage=1, axes=("tp",))),
-        f"softmax whole, {GRAPH}, {OVERFLOW}": in_fp16(finer(plan_of(2, tp=2, count=2))),
         APART: apart(dp, Sync(kind="local_sgd", period=1)),
         "all work repeated, ZeRO 1": repeated(dp, 1, "dp"),
-        f"all work repeated, ZeRO 3, {HALF}": in_fp16(repeated(dp, 3, "dp")),
     }
     resumed = [("tp2", f"softmax whole, {GRAPH}"), (f"ZeRO 1 over tp, {GRAPH}", "dp2, ZeRO 1")]
     check(
         2, plans, tmp_path, [*resumed, ("dp2", "dp2"), ("pp2", "tp2"), ("tp2", "dp2, ZeRO 3"), ("dp2, ZeRO 1", "pp2")]
     )
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_two_processes_with_further_plans(tmp_path):
+    dp = plan_of(2, count=2)
+    plans = {
+        f"ZeRO 2, cores again, {HALF}": in_fp16(changed(plan_of(2, count=2, zero=2), recompute=CORES)),
+        f"pp2, loss alone, {UNTRACED}": loss_alone(pipeline(plan_of(1, count=2))),
+        "pp2, gpipe": pipeline(plan_of(1, count=2), "gpipe", recompute=("h.*",)),
+        f"pp2, interleaved, {UNTRACED}": pipeline(plan_of(1, count=4), "interleaved"),
+        f"dp2, ZeRO 2, {OVERFLOW}": in_fp16(plan_of(2, count=2, zero=2)),
+        f"pp2, {OVERFLOW}": in_fp16(pipeline(plan_of(1, count=2))),
+        f"dp2, {HALF}": in_fp16(dp),
+        f"pp2, {HALF}": in_fp16(pipeline(plan_of(1, count=2))),
+        f"tp2, sequence parallel, {DROPOUT}": plan_of(2, tp=2, count=1, sequence_parallel=True),
+        f"tp2, {DROPOUT} {BY_HAND}": plan_of(2, tp=2, count=1, recompute="full"),
+        f"softmax whole, {GRAPH}, {OVERFLOW}": in_fp16(finer(plan_of(2, tp=2, count=2))),
+        f"all work repeated, ZeRO 3, {HALF}": in_fp16(repeated(dp, 3, "dp")),
+    }
+    check(2, plans, tmp_path)
 
 
 @pytest.mark.slow
