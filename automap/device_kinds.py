@@ -67,6 +67,12 @@ class Device:
     """Kind of device whose measured kernel curves are used, at this device's own rates; see `automap/data/fitted`."""
     sustained_clock: Annotated[float, Range(0.01, 1.1)] = 0.85
     """Speed of large matrix products during hours of training, relative to one short kernel (power limits)."""
+    product_rate: Annotated[float, Range(0.01, 2)] = 1.0
+    """Share of its peak that large matrix products reach, over the share that those of the kind in `curves_of` reach,
+    both in single kernels. It is more than 1 where the clock is higher than the datasheet's, and less where the power
+    or the library limits products more."""
+    plain_rate: Efficiency = 0.95
+    """Share of the fp32 peak that large matrix products reach without tensor cores."""
     portable_attention: Annotated[float, Range(0.01, 1)] = 1.0
     """Speed of portable attention kernels relative to kernels that are written for this kind of device."""
     kernels: Kernels | None = None

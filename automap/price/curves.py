@@ -86,8 +86,8 @@ def gemm_curve(device: Device, precision: str, *, scaling: str = "tensor") -> Re
 
     Args:
         device: the rates are its own, at its sustained clock.
-        precision: precision of the operands. In fp32, and in tf32 where that is no faster, the plain cores reach nearly
-            all of their peak. mxfp8 and nvfp4 run the kernels measured in fp8; nvfp4 faster by `nvfp4_speedup`.
+        precision: precision of the operands. In fp32, and in tf32 where that is no faster, the plain cores reach the
+            share `plain_rate` of their peak. mxfp8 and nvfp4 run the kernels measured in fp8; nvfp4 faster by `nvfp4_speedup`.
         scaling: granularity of fp8's scales, `tensor` or `row`; products with one scale for each row run at the share
             `row_scaled_rate` of the rate.
 
@@ -104,8 +104,8 @@ def gemm_curve(device: Device, precision: str, *, scaling: str = "tensor") -> Re
         rate = device.flops("fp8")
     # TF32 allows tensor cores and does not demand them: GeForce cards have one peak for both.
     if precision == "fp32" or (precision == "tf32" and tensor_speedup(device, precision) < 1.0):
-        return _gemm_record(device, found, device.flops("fp32") * shared("fp32_efficiency"))
-    share = found.compute_efficiency * device.sustained_clock
+        return _gemm_record(device, found, device.flops("fp32") * device.plain_rate)
+    share = found.compute_efficiency * device.product_rate * device.sustained_clock
     if FITTED_AS.get(precision) == "fp8":
         share *= shared("fp8_speedup") * (shared("nvfp4_speedup") if precision == "nvfp4" else 1.0)
         share *= shared("row_scaled_rate") if scaling == "row" else 1.0
@@ -121,8 +121,8 @@ def tensor_speedup(device: Device, precision: str) -> float:
     plain = device.peak_TFLOPs.get("fp32")
     if plain is None or device.kernels is not None:
         return math.inf
-    reached = _published(device.curves_of)["bf16"].compute_efficiency * device.sustained_clock
-    return device.flops(precision) * reached / (plain * 1e12 * shared("fp32_efficiency"))
+    reached = _published(device.curves_of)["bf16"].compute_efficiency * device.product_rate * device.sustained_clock
+    return device.flops(precision) * reached / (plain * 1e12 * device.plain_rate)
 
 
 def _gemm_record(device: Device, curve: GemmCurve, flops_per_s: float) -> Record:
@@ -232,10 +232,11 @@ def attention_curve(device: Device, precision: str, *, rate: float, portable: bo
         found = _published_attention(device.curves_of)
         if portable:
             rate *= device.portable_attention
+    clock = device.product_rate * device.sustained_clock
     return record_of(
         AttentionCurveRow(
             floor_s=found.floor_us * 1e-6,
-            flops_per_s=_attention_flops(device, precision, found) * device.sustained_clock * rate,
+            flops_per_s=_attention_flops(device, precision, found) * clock * rate,
             bytes_per_s=device.hbm_bandwidth_GBps * 1e9 * found.memory_efficiency,
             tail=found.tail,
             small_head=found.small_head_elements,

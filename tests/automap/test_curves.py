@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -182,3 +183,43 @@ def test_memory_runs_at_the_rate_that_products_were_measured_to_reach(name: str)
     kind = DEVICES[name].curves_of
     found = curves[kind if kind in curves else "A100"]["bf16"]["memory_efficiency"]
     assert DEVICES[name].memory_efficiency == round(found, 2)
+
+
+MEASURED = {
+    ("A100-80GB", "bf16"): 264.5,
+    ("A100-80GB", "fp32"): 19.1,
+    ("A100-PCIe-80GB", "bf16"): 252.9,
+    ("H100-80GB", "bf16"): 786.5,
+    ("H200-141GB", "bf16"): 790.3,
+    ("H20-96GB", "bf16"): 141.9,
+    ("B200-180GB", "bf16"): 1696.0,
+    ("L40S-48GB", "bf16"): 269.2,
+    ("L40S-48GB", "fp32"): 46.9,
+    ("RTX3090-24GB", "bf16"): 76.5,
+    ("RTX3090-24GB", "fp32"): 24.7,
+    ("RTX4090-24GB", "bf16"): 167.2,
+    ("RTX5090-32GB", "bf16"): 239.1,
+    ("RTXA6000-48GB", "bf16"): 123.3,
+    ("T4-16GB", "fp32"): 4.3,
+    ("MI250X-64GB", "bf16"): 147.0,
+    ("MI300X-192GB", "bf16"): 725.0,
+    ("MI325X-256GB", "bf16"): 784.9,
+    ("Gaudi3-128GB", "bf16"): 1288.8,
+}
+"""TFLOP/s of single large products, as GitHub zzc0721/torch-performance-test-data and stas00/ml-engineering state them
+(read 2026-11-30; of MI300X the mean of two)."""
+
+
+@pytest.mark.parametrize(("name", "precision"), MEASURED)
+def test_large_products_are_as_fast_as_others_measured_them(name: str, precision: str) -> None:
+    device = dataclasses.replace(DEVICES[name], sustained_clock=1.0)
+    seconds = gemm_s(16384.0, 16384.0, 16384.0, 1.0, 2.0, 2.0, gemm_curve(device, precision))
+    assert 2e-12 * 16384.0**3 / seconds == pytest.approx(MEASURED[name, precision], rel=0.12)
+
+
+def test_tensor_cores_are_faster_in_tf32_than_plain_ones_in_fp32() -> None:
+    """Also on GeForce cards, whose datasheets state one peak for both: an RTX 3090 Ti was measured to reach 33 and 21
+    TFLOP/s (GitHub bewantbe/busy-gemm-benchmark)."""
+    for name in ("RTX3090-24GB", "RTX4090-24GB", "A100-80GB", "H100-80GB"):
+        tensor, plain = (float(gemm_curve(DEVICES[name], each).flops_per_s) for each in ("tf32", "fp32"))
+        assert tensor > 1.1 * plain
