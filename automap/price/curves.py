@@ -87,7 +87,8 @@ def gemm_curve(device: Device, precision: str, *, scaling: str = "tensor") -> Re
     Args:
         device: the rates are its own, at its sustained clock.
         precision: precision of the operands. In fp32, and in tf32 where that is no faster, the plain cores reach the
-            share `plain_rate` of their peak. mxfp8 and nvfp4 run the kernels measured in fp8; nvfp4 faster by `nvfp4_speedup`.
+            share `plain_rate` of their peak. mxfp8 and nvfp4 run the kernels measured in fp8; nvfp4 faster by
+            `nvfp4_speedup`.
         scaling: granularity of fp8's scales, `tensor` or `row`; products with one scale for each row run at the share
             `row_scaled_rate` of the rate.
 
