@@ -333,10 +333,28 @@ def test_numbers_of_micro_batches_between_those_that_were_tried_have_a_turn(monk
     division = pipeline_division._Division(incumbent, [], effort, in_phases=True)
     division.run([pipeline_division._Setting(2, 0), pipeline_division._Setting(2, 1)])
     counts = [setting.num_micro_batches for setting in tried]
-    assert counts[:4] == [2, 3, 6, 12] and 8 in counts[: counts.index(24) + 3]
+    assert counts[:4] == [2, 3, 6, 12] and 8 in counts[: counts.index(24) + 4]
     assert division._best == (8, 0)
     # Without inner axes only the first ZeRO stage is tried.
     assert [setting.zero for setting in tried[:6]] == [0] * 6
+
+
+@pytest.mark.parametrize(("in_phases", "best"), [(True, 6), (False, 2)])
+def test_a_slower_number_of_micro_batches_does_not_hide_a_faster_one_behind_it(in_phases, best, monkeypatch):
+    """From 2, numbers that grow by half lead over 3 to 6; two numbers in a row are slower behind 6."""
+    seconds, tried = {2: 1.0, 3: 1.2, 6: 0.9, 9: 1.1, 16: 1.0, 24: 0.1}, []
+
+    def step_s(self, setting, strategies):
+        tried.append(setting.num_micro_batches)
+        return self._best_s.setdefault(setting, seconds.get(setting.num_micro_batches, 2.0))
+
+    monkeypatch.setattr(pipeline_division._Division, "_step_s", step_s)
+    space = measured_layers("6x4xV100-16GB@10Gbit", 144)
+    incumbent = Incumbent(space, Budget(evaluations=10_000), searcher="piper")
+    effort = Effort(incumbent, float("inf"), float("inf"))
+    division = pipeline_division._Division(incumbent, [], effort, in_phases=in_phases)
+    division.run([pipeline_division._Setting(2, 0)])
+    assert division._best == (best, 0) and (16 in tried) == in_phases and 24 not in tried
 
 
 def test_numbers_of_micro_batches_next_to_the_best_one_are_tried_at_last(monkeypatch):
