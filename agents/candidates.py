@@ -81,7 +81,7 @@ def named_candidates(clusters: Sequence[str], prices: Mapping[str, float] | None
 
 
 def with_parts(named: Sequence[Candidate], batch: int, prices: Mapping[str, float] | None) -> list[Candidate]:
-    """Each candidate, followed by the parts of its cluster that are no candidates yet.
+    """Each candidate, followed by the parts of its cluster that are not candidates yet.
 
     Args:
         named: the clusters that the user names.

@@ -49,7 +49,7 @@ class Incumbent(Spending):
     Attributes:
         space: plan space of the problem.
         evaluations: number of plans priced so far.
-        look_aheads: number of completions priced to look ahead, which are no plans of a searcher.
+        look_aheads: number of completions priced to look ahead, which are not plans of a searcher.
         first_proposal: step time of the network's first plan and seconds since the start, or None.
         best: values of the best plan that fits, or None.
         best_s: step time of that plan, or infinity.

@@ -246,7 +246,7 @@ def check_tie(tie: float) -> None:
     """
     if not 0.0 <= tie <= 1.0:
         raise ProblemError(
-            "is no share of the error band",
+            "is not a share of the error band",
             field="tie",
             value=f"{tie:g}",
             repair="Give 0, for the fastest plan by the estimate, to 1; the default is 0.1.",

@@ -24,9 +24,9 @@ class Change:
     fits: bool
     """Whether the plan with the changes so far fits into memory."""
     alone_s: float | None
-    """Step time of the user's plan with this change alone; null if that is no plan, or does not fit."""
+    """Step time of the user's plan with this change alone; null if that is not a plan, or does not fit."""
     without_s: float | None
-    """Step time of the plan found without this change; null if that is no plan, or does not fit."""
+    """Step time of the plan found without this change; null if that is not a plan, or does not fit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -84,7 +84,7 @@ class ConvolutionCurve:
     dense: Passes
     """Rates over those of products of equal extents."""
     odd_last: Passes
-    """Rates over the fp32 peak where channels are no multiple of 16 bytes."""
+    """Rates over the fp32 peak where channels are not a multiple of 16 bytes."""
     odd_first: Passes
     grouped_last: Passes
     """Rates over the fp32 peak where groups have fewer channels than 16 bytes hold, such as one."""

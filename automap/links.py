@@ -101,7 +101,7 @@ def _ethernet(like: Link, gbit: float) -> Link:
 
 
 def _repair(known: Mapping[str, Link], text: str) -> str:
-    """What to write in place of a name that is no link between hosts."""
+    """What to write in place of a name that is not a link between hosts."""
     in_bytes = _BYTES.fullmatch(text.strip())
     if in_bytes is not None and float(in_bytes["number"]):
         return f"Write the rate in bits, @{float(in_bytes['number']) * 8.0:.10g}Gbit."

@@ -136,7 +136,7 @@ class Sync:
             text = f"is not from 1 to the period of {self.period}: one averaging must end before the next begins"
             raise self._fault("delay", text, "Shorten the delay, or lengthen the period; local_sgd does not wait.")
         if self.local_share is not None and not 0.0 <= self.local_share < 1.0:
-            raise self._fault("local_share", "is no share that leaves room for the average", "Give 0 to less than 1.")
+            raise self._fault("local_share", "leaves no room for the average", "Give 0 to less than 1.")
 
     def _belongs(self, name: str, wanted: bool) -> None:
         if (getattr(self, name) is not None) != wanted:

@@ -30,7 +30,7 @@ class ShardingDecisions(Decisions):
         return slot.kind == "signature"
 
     def known(self, values: Ints, prices: Floats) -> tuple[Ints, Floats]:
-        """The templates of the skeleton, or its signatures in Megatron-LM's manner where it is no template's."""
+        """The templates of the skeleton, or its signatures in Megatron-LM's manner where it is not a template's."""
         skeleton = self.skeleton
         if skeleton is None:
             worth = worth_s(prices, float(prices[:, 0].max()))

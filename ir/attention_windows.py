@@ -86,7 +86,7 @@ class _Finder:
         groups = [group for group in fused_groups(graph) if group.kind == "attention"]
         members = [graph.operators[i] for group in groups for i in group.members]
         scores = {name for op in members if op.kind in PRODUCTS for name in op.outputs}
-        # The sum of a mask and a bias of parameters is no window: kernels need such a sum as a tensor.
+        # The sum of a mask and a bias of parameters is not a window: kernels need such a sum as a tensor.
         self.values = KnownValues(graph, scores, {name for op in members for name in op.outputs})
         self._bands: dict[tuple[int, int, int], Window | None] = {}
         self._triangles: dict[str, bool] = {}

@@ -124,7 +124,7 @@ def parse_placement(text: str) -> Placement:
         return BROADCAST if text == "B" else PARTIAL
     if re.fullmatch(r"S\([0-9]{1,3}\)", text):  # no tensor has a thousand dims
         return int(text[2:-1])
-    raise ValueError(f"{text!r} is no placement; use B, P or S(dim)")
+    raise ValueError(f"{text!r} is not a placement; use B, P or S(dim)")
 
 
 def gradient_placement(placement: Placement) -> Placement:

@@ -96,7 +96,7 @@ def with_loss(graph: Graph, loss: str | None = None) -> Graph:
         scores = graph.tensors[_scores(graph, scores.name)]
     if not scores.is_float or not scores.shape or scores.batch_dim is None:
         repair = "Export the model so that its first output holds the scores of each sample, or its loss."
-        raise refuse("the first output is no float tensor with a batch", f"{scores.name} {scores.shape}", repair)
+        raise refuse("the first output is not a float tensor with a batch", f"{scores.name} {scores.shape}", repair)
     if loss is None and class_dim(scores) == scores.batch_dim:
         # There is one number for each sample, so there are no classes.
         warning = f"{graph.outputs[0]}: no class dim, the loss is taken to be the mean squared error"

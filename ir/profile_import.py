@@ -76,7 +76,7 @@ def read_profile(data: bytes, *, name: str = "", batch: int | None = None) -> Gr
     """Reads the bytes of a file; see `load_profile`.
 
     Raises:
-        ModelError: the bytes are no text, or not such a profile.
+        ModelError: the bytes are not text, or not such a profile.
     """
     if len(data) > MAX_BYTES:
         raise expensive(f"the profile is larger than {MAX_BYTES} bytes", f"{len(data)} bytes")

@@ -37,7 +37,7 @@ def unstacked(graph: Graph) -> Graph:
 
 
 def _layers(graph: Graph, name: str) -> dict[int, int]:
-    """Layer -> index of the operator that looks up its weights; empty if the tensor is no stack whose layers are all
+    """Layer -> index of the operator that looks up its weights; empty if the tensor is not a stack whose layers are all
     read."""
     tensor, readers = graph.tensors[name], graph.consumers.get(name, ())
     if tensor.role != "parameter" or len(tensor.shape) < 2 or name in graph.pieces or name in graph.outputs:

@@ -13,7 +13,7 @@ from service.strategy import batch, data_parallel, num_devices, strategy
 
 GIB = 1 << 30
 FINDERS = {"expert": "the templates", "yours": "you"}
-"""Who found a plan, in words, where that is no searcher's name."""
+"""Who found a plan, in words, where that is not a searcher's name."""
 MOST = 0.8
 """Share of a difference that is most of it."""
 SHOWN = 0.1

@@ -58,7 +58,7 @@ class Settings(BaseSettings):
     upload_timeout_s: float = Field(default=600.0, gt=0)
     """Longest time in which an upload arrives."""
     body_timeout_s: float = Field(default=20.0, gt=0)
-    """Longest time in which a client sends the headers of a request, and the body of one that is no upload."""
+    """Longest time in which a client sends the headers of a request, and the body of one that is not an upload."""
     max_connections: int = Field(default=2000, ge=8)
     """Largest number of open connections; more are answered with 503 and closed."""
     require_keys: bool = False

@@ -192,7 +192,7 @@ def main() -> None:
         os.environ[name] = "1"
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     output = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # what libraries print is not an answer
     while line := sys.stdin.buffer.readline():
         head = json.loads(line)
         graph = sys.stdin.buffer.read(head["num_bytes"])

@@ -16,7 +16,7 @@ from automap.gnn.problem import RESOURCES
 from automap.gnn.simulator import Simulator
 
 NODES = 1000
-"""Largest number of nodes of the branch and bound, in a search whose budget is no time (assumed: 16 machines that three
+"""Largest number of nodes of the branch and bound, where the budget is not a time (assumed: 16 machines that three
 unlike tasks each fill exactly take up to 900 nodes)."""
 SECONDS = 20.0
 """The longest that such a branch and bound takes (assumed: the one of these machines takes 4 s)."""

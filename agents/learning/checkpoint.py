@@ -115,7 +115,7 @@ def read_about(folder: Path) -> dict[str, Any]:
     """The JSON document of a checkpoint.
 
     Raises:
-        ProblemError: it cannot be read, or is no description of a network.
+        ProblemError: it cannot be read, or is not a description of a network.
     """
     try:
         about = json.loads((folder / ABOUT).read_text("utf-8"))

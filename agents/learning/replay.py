@@ -108,7 +108,7 @@ class PlanReplay(BaseBuffer):
             episode.states.append(obs["observation"][number, :STATE_FEATURES].copy())
             episode.actions.append(features[part])
             episode.chosen.append(int(np.searchsorted(actions[part], action[number])))
-            # -1 is no action.
+            # -1 is not an action.
             found = np.flatnonzero(actions[part] == self.shown[number]).tolist()
             episode.shown.append(found[0] if found else -1)
             episode.rewards.append(float(reward[number]))

@@ -120,7 +120,7 @@ def search_offer(
         if should_stop():
             if (part.template_s or inf) >= before.best.step_time_s:
                 break
-            # What is known of the part is no plan yet. Its templates are priced in a moment, and are no worse.
+            # What is known of the part is not a plan yet. Its templates are priced in a moment, and are no worse.
             search_part = functools.partial(
                 search_in_turn, budget=Budget(evaluations=1), searchers=("expert",), seed=seed
             )

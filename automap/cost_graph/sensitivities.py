@@ -1,6 +1,6 @@
 """Sensitivities: derivatives of step time and memory with respect to each column of each unit cost, at a plan.
 
-The step time is no sum over units, because of the slowest rank, waits for hosts, overlap and the schedule. Planners
+The step time is not a sum over units, because of the slowest rank, waits for hosts, overlap and the schedule. Planners
 that need a sum take the sensitivities at a plan as weights, find the best plan under these, price it exactly, and
 repeat this at the new plan. Units: seconds, bytes.
 """

@@ -56,7 +56,7 @@ def read_accelerate(document: Mapping[str, Any], beside: Beside) -> Stated:
     """
     check_names(document, _KEYS)
     if unknown := [name for name in document if name not in _KEYS]:
-        what = "is no key of accelerate's files, which of YAML are read beside Megatron-LM's MODEL_ARGS"
+        what = "is not a key of accelerate's files; the only other YAML that is read has Megatron-LM's MODEL_ARGS"
         repair = "Take it out, or state the degrees of another trainer by options such as --tp 8."
         raise refuse(unknown[0], document[unknown[0]], what, repair)
     if "distributed_type" not in document:
@@ -121,7 +121,8 @@ def _from_file(file: str, document: Mapping[str, Any], beside: Beside) -> Stated
     if processes is not None:
         others = found.degrees.get("tp", 1)
         if processes % others:
-            raise refuse("num_processes", processes, f"is no multiple of tp = {others} in {name}", "Give a multiple.")
+            what = f"is not a multiple of tp = {others} in {name}"
+            raise refuse("num_processes", processes, what, "Give a multiple.")
         replicas = found.degrees.setdefault("dp", processes // others)
         if replicas * others != processes:
             what = f"contradicts {name}, whose batch is for {replicas} replicas"
@@ -175,6 +176,6 @@ def _own(document: Mapping[str, Any], beside: Beside) -> Stated:
     if processes is not None:
         others = found.degrees["tp"] * found.degrees["cp"]
         if processes % others:
-            raise refuse("num_processes", processes, f"is no multiple of tp * cp = {others}", "Give a multiple.")
+            raise refuse("num_processes", processes, f"is not a multiple of tp * cp = {others}", "Give a multiple.")
         found.degrees["dp"] = processes // others
     return found

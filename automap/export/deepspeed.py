@@ -62,7 +62,7 @@ def _pipeline(run: Run) -> dict[str, Any]:
     """The section of the stages; `deepspeed_pipeline` reads it.
 
     Raises:
-        PlanError: a stage is no list of modules.
+        PlanError: a stage is not a list of modules.
     """
     return {
         "stages": run.degrees.pipeline,
@@ -82,7 +82,7 @@ def _notes(run: Run) -> Iterator[Note]:
         yield Note(about="stages", kept="left to you", text=what)
     elif run.recompute == "full":
         what = (
-            "recomputation is no part of DeepSpeed's JSON: model.gradient_checkpointing_enable(), or TrainingArguments"
+            "recomputation is not part of DeepSpeed's JSON: model.gradient_checkpointing_enable(), or TrainingArguments"
         )
         yield Note(about="recomputation of layers", kept="left to you", text=what)
     what = f"gradients are clipped at a norm of {MAX_NORM}; 0.0 clips nothing (in TrainingArguments: max_grad_norm)"

@@ -67,7 +67,7 @@ def read_named(name: str, text: str) -> Stated:
     try:
         document = read_document(text, field="from", error=PlanError)
         if not isinstance(document, dict):
-            raise PlanError("is no JSON object", field="from", value=text[:20], repair="Give DeepSpeed's JSON.")
+            raise PlanError("is not a JSON object", field="from", value=text[:20], repair="Give DeepSpeed's JSON.")
         return read_deepspeed(document)
     except PlanError as fault:
         raise PlanError(**fault.texts | {"field": fault.field.replace("from", f"from.{name}", 1)}) from None
@@ -96,7 +96,7 @@ def _zero(zero: Mapping[str, Any]) -> dict[str, int]:
             raise refuse(f"zero_optimization.{name}", zero[name], "is not priced", "Leave it out.")
     stage = zero.get("stage", 0)
     if stage not in (0, 1, 2, 3):
-        raise refuse("zero_optimization.stage", stage, "is no stage of ZeRO", "Give 0 to 3.")
+        raise refuse("zero_optimization.stage", stage, "is not a ZeRO stage", "Give 0 to 3.")
     return {"zero": stage}
 
 
@@ -133,7 +133,7 @@ def _read_batch(found: Stated, given: Mapping[str, Any], *, is_filled_in: bool) 
         found.accumulated = None if is_filled_in else micro * (steps or 1)
     elif steps is not None:
         if batch % (micro * steps):
-            what = f"is no multiple of {micro} samples * {steps} steps"
+            what = f"is not a multiple of {micro} samples * {steps} steps"
             raise refuse("train_batch_size", batch, what, "Make it micro-batch * accumulation * replicas.")
         found.degrees["dp"] = batch // micro // steps
 
@@ -167,7 +167,7 @@ def _deepspeed_stages(given: Mapping[str, Any]) -> dict[str, Any]:
     modules, layers, again = (given.get(name, []) for name in ("modules", "layers", "recompute"))
     for name, value in (("modules", modules), ("layers", layers), ("recompute", again)):
         if not isinstance(value, list):
-            raise refuse(f"pipeline.{name}", value, "is no list", "Export it again.")
+            raise refuse(f"pipeline.{name}", value, "is not a list", "Export it again.")
     if given.get("stages") != len(modules):
         what = f"is not the number of lists of modules, {len(modules)}"
         raise refuse("pipeline.stages", given.get("stages"), what, "Export it again.")

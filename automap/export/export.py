@@ -89,7 +89,7 @@ def _frozen(run: Run) -> Iterator[Note]:
 def _shared(run: Run) -> Iterator[Note]:
     """What trainers that build the layers themselves do not do: layers with the weights of others, as in ALBERT.
 
-    Tables of relative positions are no weights of layers: trainers that have them keep one for all layers of a stack.
+    Tables of relative positions are not weights of layers: trainers that have them keep one for all layers of a stack.
     """
     if not run.target.transformers:
         return

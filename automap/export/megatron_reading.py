@@ -341,7 +341,7 @@ def _replicas(started: Started, others: int) -> dict[str, int]:
     world = int(each) * int(nodes or "1")
     if world == 0 or world % others:
         repair = f"Start a multiple of {others} processes, or change the degrees."
-        raise refuse(name, world, f"processes are no multiple of tp * pp * cp = {others}", repair)
+        raise refuse(name, world, f"processes are not a multiple of tp * pp * cp = {others}", repair)
     return {"dp": world // others}
 
 
@@ -374,5 +374,5 @@ def _layout(text: str, pp: int) -> dict[str, Any]:
     parts = plain.split("|")
     if set("".join(parts)) - set("EtL") or len(parts) % pp:
         repair = f"Write a multiple of {pp} stages of E, t and L, as in Et*2|(tt|)*2ttL."
-        raise refuse("--pipeline-model-parallel-layout", text, "is no layout that is read", repair)
+        raise refuse("--pipeline-model-parallel-layout", text, "is not a layout that can be read", repair)
     return {"virtual": len(parts) // pp, "layers": tuple(part.count("t") for part in parts)}

@@ -70,9 +70,9 @@ def splits_classes(run: Run) -> bool:
 
 
 def layer_paths(run: Run) -> tuple[str, ...]:
-    """The modules of the layers in dataflow order, none inside another; empty where layers are no modules.
+    """The modules of the layers in dataflow order, none inside another; empty where layers are not modules.
 
-    Where the repeated units are no modules, since they end inside of these as in BART, layers are the outermost modules
+    Where the repeated units are not modules, as they end inside of modules in BART, layers are the outermost modules
     with a number for a name.
     """
     units = run.evaluator.blocks.units
@@ -95,7 +95,7 @@ def recomputed_paths(run: Run) -> tuple[str, ...]:
     largest modules that are recomputed wherever they are called.
 
     Raises:
-        PlanError: what is computed again is no module.
+        PlanError: what is computed again is not a module.
     """
     graph, units = run.problem.graph, run.evaluator.blocks.units
     segments = [segment for chunk in run.lowered.chunks for segment in chunk if segment.recomputed.any()]

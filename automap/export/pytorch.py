@@ -25,7 +25,7 @@ def write(run: Run) -> Export:
     """The files of a run.
 
     Raises:
-        PlanError: something is split, cut or computed again that is no module.
+        PlanError: something is split, cut or computed again that is not a module.
     """
     is_piped = run.degrees.pipeline > 1
     files = {"pytorch.json": json.dumps(_document(run), indent=1) + "\n"}

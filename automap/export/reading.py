@@ -94,7 +94,7 @@ def _json(text: str, beside: Beside) -> Stated:
     document = read_document(text, field="from", error=PlanError)
     if not isinstance(document, dict):
         raise PlanError(
-            "is no JSON object", field="from", value=text[:20], repair="Give DeepSpeed's JSON, or pytorch.json."
+            "is not a JSON object", field="from", value=text[:20], repair="Give DeepSpeed's JSON, or pytorch.json."
         )
     schema = str(document.get("schema", ""))
     if schema.startswith("automap.plan/"):
@@ -108,7 +108,7 @@ def _json(text: str, beside: Beside) -> Stated:
     try:
         return _pytorch(document)
     except (KeyError, TypeError, ValueError, AttributeError) as fault:
-        raise refuse("json", str(fault), "is no pytorch.json as it was exported", "Export it again.") from None
+        raise refuse("json", str(fault), "is not a pytorch.json that was exported", "Export it again.") from None
 
 
 def _onnx(document: Mapping[str, Any]) -> Stated:

@@ -294,7 +294,7 @@ class _Reading(Words):
     def _call(self, node: Node, inputs: Sequence[Node]) -> Outcome:
         """Follows a simple command."""
         assigned = node.get("Assigns", [])
-        # A placeholder such as <path> is no redirection to an option.
+        # A placeholder such as <path> is not a redirection to an option.
         lost = [item["Word"] for item in inputs if (literal(item.get("Word")) or "").startswith("--")]
         written = sorted([*node.get("Args", []), *lost], key=place)
         words = [text for word in written for text in self.fields(word)]

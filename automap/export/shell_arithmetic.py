@@ -26,7 +26,7 @@ def _few(operation: Callable[[int, int], int]) -> Callable[[int, int], int]:
 
     def checked(left: int, right: int) -> int:
         if not 0 <= right <= _MOST_SHIFT:
-            raise ValueError("no number of 64 bits")
+            raise ValueError("not a number of 64 bits")
         return operation(left, right)
 
     return checked
@@ -101,7 +101,7 @@ def _assigned(node: Node, result: Callable[[], int], assign: Callable[[str, int 
     """The value that a variable is given."""
     name = literal(node) or ""
     if not _NAME.fullmatch(name):
-        raise ValueError("no variable")
+        raise ValueError("not a variable")
     try:
         found = result()
     except (ValueError, ArithmeticError):
@@ -119,7 +119,7 @@ def integer(text: str) -> int:
     """
     match = re.fullmatch(r"\s*([-+]?)(?:0[xX]([0-9a-fA-F]{1,16})|(\d{1,2})#(\w{1,64})|(\d{0,20}))\s*", text, re.ASCII)
     if match is None:
-        raise ValueError("no number")
+        raise ValueError("not a number")
     sign, hexadecimal, base, digits, plain = match.groups()
     if hexadecimal:
         found = int(hexadecimal, 16)
@@ -132,5 +132,5 @@ def integer(text: str) -> int:
 
 def _fits(found: int) -> int:
     if abs(found) >= _LARGEST:
-        raise ValueError("no number of 64 bits")
+        raise ValueError("not a number of 64 bits")
     return int(found)

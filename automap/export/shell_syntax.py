@@ -38,7 +38,7 @@ def parse(text: str) -> list[Node]:
     """The statements of a script.
 
     Raises:
-        PlanError: it is no script, or too large.
+        PlanError: it is not a script, or too large.
     """
     if len(text) > MAX_LENGTH:
         raise broken("the script", f"has more than {MAX_LENGTH} characters")

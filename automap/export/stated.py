@@ -110,7 +110,7 @@ def whole(name: str, value: object) -> int:
         return int(str(value))
     except ValueError:
         raise refuse(
-            name, value, "is no number of 1 or more", "Write 1 or more, as a number: variables are not read."
+            name, value, "is not a whole number of 1 or more", "Write 1 or more, as a number: variables are not read."
         ) from None
 
 
@@ -119,7 +119,7 @@ def sgd_kind(name: str, momentum: object) -> str:
     try:
         return "momentum" if float(str(momentum)) > 0.0 else "sgd"
     except ValueError:
-        raise refuse(name, momentum, "is no number", "Write a factor such as 0.9, or 0.") from None
+        raise refuse(name, momentum, "is not a number", "Write a factor such as 0.9, or 0.") from None
 
 
 def section(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:

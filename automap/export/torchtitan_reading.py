@@ -170,7 +170,7 @@ def _stages(way: Mapping[str, Any], pp: int) -> dict[str, Any]:
     parts = way.get("module_fqns_per_model_part")
     if parts:
         if not isinstance(parts, list) or not all(isinstance(part, list) for part in parts):
-            what = "is no list of lists of modules"
+            what = "is not a list of lists of modules"
             raise refuse("parallelism.module_fqns_per_model_part", parts, what, 'Write it as [["layers.0"], …].')
         counts = tuple(sum(str(name).startswith("layers.") for name in part) for part in parts)
         found |= {"virtual": max(1, len(parts) // pp), "layers": counts}
@@ -201,7 +201,7 @@ def _gathers(reshard: object, pp: int) -> int:
     """The stage of ZeRO that torchtitan's FSDP comes to: pipelines scatter gradients once a step."""
     if reshard not in ("default", "always", "never"):
         repair = "Use default, always or never."
-        raise refuse("parallelism.fsdp_reshard_after_forward", reshard, "is no choice of torchtitan", repair)
+        raise refuse("parallelism.fsdp_reshard_after_forward", reshard, "is not one of torchtitan's choices", repair)
     if pp == 1:
         return 2 if reshard == "never" else 3
     return 3 if reshard == "always" else 1

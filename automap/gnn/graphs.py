@@ -51,7 +51,7 @@ def read_edges(path: Path) -> Graph:
     """A graph from a text file with an edge in each line: two whole numbers; lines with # are comments.
 
     Raises:
-        ProblemError: the file cannot be read, a line is no edge, or there are none.
+        ProblemError: the file cannot be read, a line is not an edge, or there are none.
     """
     try:
         text = path.read_text("utf-8")

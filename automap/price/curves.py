@@ -153,7 +153,7 @@ class ConvolutionRates(NamedTuple):
     dense: PerPass
     """Rates over those of products of equal extents."""
     odd_first: PerPass
-    """FLOP/s where channels are no multiple of 16 bytes and are first in memory."""
+    """FLOP/s where channels are not a multiple of 16 bytes and are first in memory."""
     odd_last: PerPass
     grouped_first: PerPass
     """FLOP/s where groups have few channels."""

@@ -1,7 +1,7 @@
 """Degrees of parallelism of a plan, read from the signatures of operators and not from the names of mesh axes.
 
 An axis is named after the dims that operators with most of the FLOPs split over it: their batch, weights, the sequence,
-another dim of activations, or none. Experts are looked at separately, since operators that are no experts use the same
+another dim of activations, or none. Experts are looked at separately, since operators that are not experts use the same
 axis for something else. This module counts FLOPs and prices nothing.
 """
 
@@ -44,7 +44,7 @@ def degrees_of(lowered: LoweredPlan, evaluator: Evaluator) -> tuple[Degrees, ...
 def sequence_length(graph: Graph) -> int | None:
     """Tokens of a sample: the second dim of the first integer data input, or None without one.
 
-    Category numbers of a recommender, which are read column by column, are no tokens.
+    Category numbers of a recommender, which are read column by column, are not tokens.
     """
     for tensor in graph.tensors.values():
         is_tokens = tensor.role == "input" and tensor.dtype.startswith("int") and tensor.name != "labels"

@@ -29,7 +29,7 @@ def refuse(field: str, value: object, message: str, repair: str) -> PlanError:
 
 
 def default_signatures(evaluator: Evaluator, unit_type: int, offset: int) -> tuple[int, int]:
-    """The default signatures of an operator: on axes that are no batch axes, where it is whole (B), and on batch axes,
+    """The default signatures of an operator: on axes that are not batch axes, where it is whole (B), and on batch axes,
     where it splits its batch if it can.
 
     Args:

@@ -172,7 +172,7 @@ def _said(config: Any, *names: str) -> Any:
 
 
 def _sound(config: Any, main: str) -> tuple[int, ...] | None:
-    """The shape of a sound as an input of the name `main`: a spectrogram or a wave; None where it is no sound."""
+    """The shape of a sound as an input of the name `main`: a spectrogram or a wave; None where it is not sound."""
     if main == "input_features" and hasattr(config, "max_source_positions"):
         if hasattr(config, "input_feat_per_channel"):  # Speech2Text has frames before bands
             return config.max_source_positions, config.input_feat_per_channel
@@ -264,7 +264,7 @@ def from_config(spec: str, num_samples: int = 1) -> Callable[[], tuple[nn.Module
         if not isinstance(document.get(key), int | float):
             numbers = ", ".join(key for key, value in document.items() if isinstance(value, int | float))
             repair = f"Use seq_len, or a number of the configuration: {numbers}."
-            raise ModelError("no number of the configuration", field="model", value=key, repair=repair)
+            raise ModelError("not a number of the configuration", field="model", value=key, repair=repair)
     kind = document.get("model_type")
     if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
         raise ModelError(
@@ -335,7 +335,7 @@ def _read(path: Path) -> Mapping[str, Any]:
         ) from None  # fmt: skip
     except ValueError as fault:
         repair = "Give the config.json of a model of transformers."
-        raise ModelError(f"no JSON ({fault})", field="model", value=str(file), repair=repair) from None
+        raise ModelError(f"not JSON ({fault})", field="model", value=str(file), repair=repair) from None
     if not isinstance(document, dict):
         repair = "Give the config.json of a model of transformers."
         raise ModelError("not a JSON object", field="model", value=str(file), repair=repair)

@@ -8,7 +8,7 @@ is the one that gives the fastest plan, chosen
 3. else among all others, which may be needed for the last plan to fit.
 
 If no single change saves time, two changes are made together if that is faster. If no change gives a plan, all
-remaining ones are made together. The last change contains all that is no degree, such as shardings of single
+remaining ones are made together. The last change contains all that is not a degree, such as shardings of single
 operators. Units: seconds.
 """
 
@@ -210,7 +210,7 @@ def _is_unlike(lowered: LoweredPlan) -> bool:
 
 
 def _alike(one: LoweredPlan, other: LoweredPlan) -> set[str]:
-    """Parts that both plans have beyond their strategies and that are equal, so that they are no difference."""
+    """Parts that both plans have beyond their strategies and that are equal, so that they are not a difference."""
     places = [[(tuple(s.devices), tuple(s.axes.tolist())) for s in plan.layout.stages] for plan in (one, other)]
     alike = {UNLIKE_STAGES: places[0] == places[1], UNEQUAL_SHARES: one.shares == other.shares}
     return {word for word, is_alike in alike.items() if is_alike}

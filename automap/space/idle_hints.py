@@ -16,7 +16,7 @@ def idle_hints(plan: Plan, hints: Hints) -> tuple[str, ...]:
     """One sentence for each hint without effect on a plan.
 
     These may be `hints.fix.recompute`, `schedule` and `batch_shares`, shardings of constraints, a `hints.fix.dp` whose
-    ranks are no replicas, and a `hints.fix.ep` whose ranks split no experts.
+    ranks are not replicas, and a `hints.fix.ep` whose ranks split no experts.
     """
     found = []
     mode, schedule = hints.fix.recompute, hints.fix.schedule

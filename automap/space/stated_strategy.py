@@ -148,7 +148,7 @@ def _samples(batch: int, dp: int, strategy: Strategy) -> int:
     """Samples of a micro-batch: dp times those of a replica, of the fullest one where dp does not divide the batch."""
     each = micro_batches(batch, dp, strategy)
     if strategy.micro_batch not in each:
-        what = f"the global batch of {batch} is no multiple of dp * micro_batch = {dp * strategy.micro_batch}"
+        what = f"the global batch of {batch} is not a multiple of dp * micro_batch = {dp * strategy.micro_batch}"
         if each and batch % dp:
             what = f"dp {dp} does not divide the global batch of {batch}, so replicas take unequal numbers of samples, "
             what += f"and the fullest one cannot have {strategy.micro_batch} in a micro-batch"

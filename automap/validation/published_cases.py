@@ -112,7 +112,7 @@ def _case(run: Run) -> Case:
     cp, virtual = strategy.get("cp") or 1, strategy.get("vpp") or 1
     rows = degrees["dp"] * degrees["micro_batch"]
     if degrees["global_batch"] % rows:
-        raise Unpriced(f"a global batch of {degrees['global_batch']} is no multiple of dp * micro_batch = {rows}")
+        raise Unpriced(f"a global batch of {degrees['global_batch']} is not a multiple of dp * micro_batch = {rows}")
     kind = _schedule(strategy.get("schedule"), virtual)
     recompute = strategy.get("recompute")
     zero = (strategy.get("zero_stage") or 0) if degrees["dp"] * cp > 1 else 0

@@ -48,7 +48,7 @@ def load_runs(path: Path) -> tuple[Run, ...]:
     """The runs of a file.
 
     Raises:
-        ProblemError: the file is no list of runs.
+        ProblemError: the file is not a list of runs.
     """
     document = read_file(path, field="runs", error=ProblemError)
     if not isinstance(document, list):

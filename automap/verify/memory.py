@@ -289,7 +289,7 @@ class Recount:
                 yield slot, name
 
     def _root(self, name: str) -> str:
-        """The tensor that another one is a view of; a tensor that is no view itself."""
+        """The tensor that another one is a view of; a tensor that is not a view itself."""
         maker = self.model.live_maker(name)
         while maker is not None and self.graph.operators[maker].is_alias:
             name = self.graph.operators[maker].inputs[0]

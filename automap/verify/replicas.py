@@ -58,7 +58,7 @@ def _tie(home: Mapping[int, Chunk], index: int, axis: str, model: Model) -> str 
         if made != read:
             return f"reads {read} of {name}, which is made as {made}"
     if graph.outputs[-1] in op.outputs and placed.outputs[0] != "P":
-        return "makes a loss that is no sum over replicas"
+        return "makes a loss that is not a sum over replicas"
     number = model.legal(index)[placed]
     exchange = None if number is None else op.rule.factors[number].collective
     is_local = exchange is not None and exchange.name == "batch_norm" and model.problem.training.batch_norm == "local"

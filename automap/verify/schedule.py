@@ -21,7 +21,7 @@ def rank_orders(plan: Plan) -> list[list[Action]]:
     """[pipeline ranks] the actions of each rank, in order.
 
     Raises:
-        ValueError: the kind does not suit the plan, or a word of an explicit order is no action.
+        ValueError: the kind does not suit the plan, or a word of an explicit order is not an action.
     """
     ranks, chunks, count = num_ranks(plan), len(plan.stages), plan.num_micro_batches
     kind, order = plan.schedule.kind, plan.schedule.order
@@ -31,7 +31,7 @@ def rank_orders(plan: Plan) -> list[list[Action]]:
         return [[_read(word) for word in line] for line in order]
     if kind == "interleaved":
         if count % ranks:
-            raise ValueError(f"{count} micro-batches are no multiple of {ranks} pipeline ranks")
+            raise ValueError(f"{count} micro-batches are not a multiple of {ranks} pipeline ranks")
         return [_interleaved(rank, ranks, chunks // ranks, count) for rank in range(ranks)]
     if chunks != ranks:
         raise ValueError(f"{kind} has no virtual stages, but {chunks} stages go round {ranks} pipeline ranks")
@@ -49,7 +49,7 @@ def rank_orders(plan: Plan) -> list[list[Action]]:
 def _read(word: str) -> Action:
     found = _WORD.fullmatch(word)
     if found is None:
-        raise ValueError(f"{word!r} is no action")
+        raise ValueError(f"{word!r} is not an action")
     return found[2], int(found[1]), int(found[3])
 
 

@@ -180,7 +180,7 @@ def _split(model: Model, index: int, placed: Placed) -> str:
 
 
 def _weights(chunk: Chunk, model: Model, target: Target, axis: str) -> Iterator[Violation]:
-    """The first operator that is no part of a linear layer or an embedding, and whose weights are split on an axis."""
+    """The first operator that is not part of a linear layer or an embedding, and whose weights are split on an axis."""
     for index in chunk.operators:
         op = model.graph.operators[index]
         placed = chunk.placed[index][axis]
@@ -217,7 +217,7 @@ def _whole_weights(chunk: Chunk, model: Model, target: Target, axis: str) -> Ite
     for index in chunk.operators:
         op, placed = model.graph.operators[index], chunk.placed[index][axis]
         batch = {name: f"S({model.graph.tensors[name].batch_dim})" for name in op.inputs}
-        # A table that the exporter repeats for each sample has a batch, and is no weight.
+        # A table that the exporter repeats for each sample has a batch, and is not a weight.
         split = [text != batch[name] for name, text in zip(op.inputs, placed.inputs, strict=True)
                  if name in model.parametric and text.startswith("S")]  # fmt: skip
         if index not in inside and any(split):

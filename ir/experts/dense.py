@@ -91,7 +91,7 @@ class Dense:
             products: all of them.
 
         Returns:
-            index of the Add that completes the sum, and the terms of the sum that are no weighted results and are not
+            index of the Add that completes the sum, and the terms of the sum that are not weighted results and are not
             zero; None if there is no such Add.
         """
         graph = self.graph

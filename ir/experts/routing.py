@@ -79,7 +79,7 @@ class Routing:
         return uses
 
     def _use(self, op: Operator, index: int) -> Use | None:
-        """The use that an operator is; None if it is no multiplication of results by a marked weight."""
+        """The use that an operator is; None if it is not a multiplication of results by a marked weight."""
         if op.kind not in ("Mul", "MatMul") or len(op.inputs) != 2:
             return None
         side = 0 if op.inputs[0] in self.marks else 1
@@ -200,12 +200,12 @@ class Routing:
             self.marks[name] = replace(mark, kind="gate", expert=expert)
 
     def fill(self, name: str) -> float | None:
-        """The value of all elements of a constant; None if they differ, or if the tensor is no constant."""
+        """The value of all elements of a constant; None if they differ, or if the tensor is not a constant."""
         values = self._values(name)
         return values[0] if values is not None and len(set(values)) == 1 else None
 
     def _values(self, name: str) -> tuple[float, ...] | None:
-        """The numbers of a constant, regardless of its shape; None if it is no constant or its numbers are unknown."""
+        """The numbers of a constant, regardless of its shape; None if it is not constant, or unknown."""
         op = self.graph.maker(name)
         if op is None or not op.is_constant:
             return None
@@ -225,7 +225,7 @@ def choice(graph: Graph, op: Operator) -> tuple[Tensor, int] | None:
     The Concat is for routers that choose one expert after another, excluding those already chosen (Phi-3.5-MoE).
 
     Returns:
-        indices of the chosen experts, `[tokens ..., k]`, and the number of scores per token; None if `op` is no choice.
+        indices of the chosen experts, `[tokens ..., k]`, and the number of scores per token. None if it chooses none.
     """
     if op.kind != "Concat" or op.is_constant:
         return _one_choice(graph, op)

@@ -163,7 +163,7 @@ def _samples_of_channels(ctx: Context, groups: int) -> tuple[tuple[int, ...], in
         return (), groups
     is_shared = ctx.kind == "Conv" and x.batch_dim is None and x.shape[1] == w.shape[1] and groups == ctx.export_batch
     if w.batch_dim or not (is_shared or (x.batch_dim == 1 and groups % ctx.export_batch == 0)):
-        raise AcrossSamples("each sample has weights of its own, and is no group of channels")
+        raise AcrossSamples("each sample has weights of its own, and is not a group of channels")
     if ctx.has(2) and (bias := ctx.tensor(2)).batch_dim is None:
         channels = w.shape[0] if ctx.kind == "Conv" else w.shape[1] * groups // ctx.export_batch
         if bias.shape[0] == channels * ctx.export_batch != channels:

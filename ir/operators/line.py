@@ -112,7 +112,7 @@ def _operand(text: str) -> Operand:
 def _tokens(text: str) -> list[str]:
     tokens: list[str] = _DIM.findall(text)
     if "".join(tokens).replace(" ", "") != text.replace(" ", ""):
-        raise ValueError(f"{text!r} is no list of dims")
+        raise ValueError(f"{text!r} is not a list of dims")
     return tokens
 
 
@@ -131,5 +131,5 @@ def _loops(text: str) -> Dim:
 def _loop(text: str) -> Loop:
     found = _LOOP.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text!r} is no loop with marks")
+        raise ValueError(f"{text!r} is not a loop with marks")
     return Loop(found[1], tuple(_MARK.findall(found[2])))

@@ -162,7 +162,7 @@ def _check_alike(first: Plan, second: Plan, path: Path) -> None:
         keys = sorted({*documents[0], *documents[1]} - {"target"})
         for key in keys:
             one, other = (document.get(key) for document in documents)
-            # The name of a cluster is no part of it.
+            # The name of a cluster is not part of it.
             if one != other and key != "name":
                 # Devices are long records, each under its name.
                 one, other = (", ".join(v) if isinstance(v, dict) else str(v)[:60] for v in (one, other))

@@ -113,7 +113,7 @@ def read_plan(path: Path) -> Plan:
     """The plan of a file.
 
     Raises:
-        PlanError: it cannot be read, or is no plan.
+        PlanError: it cannot be read, or is not a plan.
     """
     from automap.plan import Plan
 

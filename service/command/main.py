@@ -82,7 +82,7 @@ def options(
 
 
 def _verb_of(words: Sequence[str]) -> str | None:
-    """The first word that is no option."""
+    """The first word that is not an option."""
     return next((word for word in words if not word.startswith("-")), None)
 
 

@@ -429,7 +429,7 @@ def _read_hints(path: Path | None) -> dict[str, Any]:
     """The hints of a file.
 
     Raises:
-        ProblemError: it is no readable JSON object.
+        ProblemError: it is not a readable JSON object.
     """
     if path is None:
         return {}

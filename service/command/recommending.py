@@ -60,7 +60,7 @@ def read_step(text: str | None) -> float | None:
     """Seconds of a step that are written as `2s`, `500ms` or `2`.
 
     Raises:
-        ProblemError: the text is no time.
+        ProblemError: the text is not a time.
     """
     if text is None:
         return None

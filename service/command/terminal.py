@@ -1,4 +1,4 @@
-"""Live output on stderr, Ctrl-C and SIGTERM. Silent where stderr is no terminal."""
+"""Live output on stderr, Ctrl-C and SIGTERM. Silent where stderr is not a terminal."""
 
 from __future__ import annotations
 

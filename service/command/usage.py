@@ -18,7 +18,7 @@ ALIKE = 0.75
 
 
 def is_help(fault: typer.TyperException) -> bool:
-    """Whether the parser has shown its help because nothing was asked for, which is no error to speak of."""
+    """Whether the parser has shown its help because nothing was asked for, which is not an error to speak of."""
     return not fault.message and getattr(fault, "param", None) is None
 
 

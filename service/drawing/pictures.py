@@ -81,7 +81,7 @@ def timeline(plan: Plan) -> Figure:
     axes.set_ylim(len(ranks) - 0.5, -0.5)
     axes.set_xlim(0.0, end_s)
     short_ones = "; colours of passes too short to see are mixed" if many else ""
-    axes.set_xlabel(f"seconds; what is white is waiting, gradients and the optimizer{short_ones}")
+    axes.set_xlabel(f"seconds; white: waiting, the host, gradients and the optimizer{short_ones}")
     return figure
 
 
@@ -312,7 +312,7 @@ def figure_of(rows: int, title: str) -> tuple[Figure, Axes]:
 
 
 def with_plain_texts(figure: Figure) -> Figure:
-    """The figure, whose texts are shown as they are: names from files are no formulas, and may hold characters that are
+    """The figure, with its texts shown as they are: names from files are not formulas, and may hold characters that are
     not allowed in XML or on a page."""
     from matplotlib.text import Text
 

@@ -44,7 +44,7 @@ def read_actions(actions: Sequence[Action]) -> Passes:
     """All actions of a pipeline rank. One by one, the thousands of a large plan take three times as long."""
     words, begins, ends = zip(*actions, strict=True)
     parts = re.findall(r"(\d+)([A-Z]+)(\d+)", " ".join(words))
-    assert len(parts) == len(words), "a word is no action"
+    assert len(parts) == len(words), "a word is not an action"
     stages, letters, micro_batches = zip(*parts, strict=True)
     return Passes(
         np.array(list(map(int, stages))),

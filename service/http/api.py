@@ -176,7 +176,7 @@ class _Guard:
             return _respond(request, problem(400, "Unknown host", field="Host", value=host, repair=repair))
         sent_by = request.headers.get("sec-fetch-site", "none").lower()
         if request.method not in SAFE and sent_by not in OWN_PAGES:
-            repair = "Use the service's own page, or a program that is no web page."
+            repair = "Use the service's own page, or a program that is not a web page."
             document = problem(403, "Another web page sent this", field="Sec-Fetch-Site", value=sent_by, repair=repair)
             return _respond(request, document)
         coding = request.headers.get("content-encoding", "identity").strip().lower()

@@ -130,7 +130,7 @@ def bounded(most: int, head_s: float) -> type[HttpToolsProtocol]:
 
 
 def _no_http(fault: BaseException | None, said: str) -> bytes:
-    """The answer to what is no request; `said` = what is wrong, where the parser's error does not say it."""
+    """The answer to what is not a request; `said` = what is wrong, where the parser's error does not say it."""
     # The error of a callback says nothing itself; the one behind it does.
     value = str((fault and fault.__context__) or fault or said)[:_SAID]
     repair = "Send HTTP/1.1. A body has either Content-Length, one whole number, or Transfer-Encoding: chunked."

@@ -1,6 +1,6 @@
 """Metrics in the format of Prometheus: the answers of this process, and numbers of the whole service from the store.
 
-https://prometheus.io/docs/concepts/data_model/. Names of tenants, models and jobs are no labels: they would make as
+https://prometheus.io/docs/concepts/data_model/. Names of tenants, models and jobs are not labels: they would make as
 many series as there are jobs, and tell one tenant of another.
 """
 

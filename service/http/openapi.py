@@ -117,7 +117,7 @@ def describe(app: FastAPI, routes: Iterable[APIRoute], root_path: str) -> dict[s
     for (path, method), scope in needed.items():
         operation = document["paths"].get(path, {}).get(method)
         if operation is None:
-            continue  # a page, which is no operation
+            continue  # a page, which is not an operation
         # Where keys are not needed, everybody may call: hence the empty alternative.
         operation["security"] = [{}] if scope == "anybody" else [{}, {"key": [scope]}]
         responses: dict[str, Any] = operation["responses"]

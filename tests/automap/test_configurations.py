@@ -103,7 +103,7 @@ def test_optimizers_that_others_write(tmp_path: Path) -> None:
     assert read_configuration(written(tmp_path / "a.sh", flags)).training["optimizer"] == "momentum"
     with pytest.raises(PlanError, match=r"--optimizer: is not a value of this key .*foo.* Use adam, sgd"):
         read_configuration(written(tmp_path / "b.sh", flags.replace("sgd", "foo")))
-    with pytest.raises(PlanError, match=r"--sgd-momentum: is no number"):
+    with pytest.raises(PlanError, match=r"--sgd-momentum: is not a number"):
         read_configuration(written(tmp_path / "c.sh", flags + " --sgd-momentum much"))
 
 
@@ -120,7 +120,7 @@ def test_arguments_say_how_many_processes_they_are_for(tmp_path: Path) -> None:
         again = evaluator.evaluate(hand_made(evaluator, Strategy(**found.degrees, may_idle=True)))
         assert plan.estimate is not None
         assert again.step_time_s == pytest.approx(plan.estimate.step_time_s, rel=1e-9)
-    with pytest.raises(PlanError, match=r"ENV_VARS\.GPUS_PER_NODE: processes are no multiple"):
+    with pytest.raises(PlanError, match=r"ENV_VARS\.GPUS_PER_NODE: processes are not a multiple"):
         text = "ENV_VARS:\n  GPUS_PER_NODE: 3\nMODEL_ARGS:\n  --tensor-model-parallel-size: 2\n"
         read_configuration(written(tmp_path / "odd.yaml", text))
 
@@ -323,7 +323,7 @@ def test_stages_of_megatron_are_read(
 ) -> None:
     text = f"--pipeline-model-parallel-size {pp} --num-layers 6 {words}"
     if layers is None:
-        with pytest.raises(PlanError, match="no layout"):
+        with pytest.raises(PlanError, match="not a layout"):
             read_configuration(written(tmp_path / "a.sh", text))
         return
     found = read_configuration(written(tmp_path / "a.sh", text)).degrees
@@ -372,6 +372,6 @@ def test_other_json_is_not_read_as_deepspeeds(tmp_path: Path) -> None:
 
 
 def test_a_part_of_pytorch_json_is_not_taken_for_the_whole(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match=r"is no pytorch\.json as it was exported") as fault:
+    with pytest.raises(PlanError, match=r"is not a pytorch\.json that was exported") as fault:
         read_configuration(written(tmp_path / "pytorch.json", json.dumps({"schema": "automap.pytorch/1", "zero": 3})))
     assert fault.value.repair == "Export it again."

@@ -134,7 +134,7 @@ def test_malformed_documents_name_the_path(sample, change, field):
         ),
         (
             lambda d: d["stages"][0].update(shardings={"wte/Gather": {"dp": {"inputs": ["Q", "B"], "outputs": ["B"]}}}),
-            "no placement",
+            "not a placement",
         ),
         (lambda d: d.update(sync={"kind": "dasgd", "period": 4, "delay": 1}), "was not allowed"),
         (lambda d: d["schedule"].update(kind="explicit"), "does not go with the kind explicit"),

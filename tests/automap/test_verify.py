@@ -478,7 +478,7 @@ def test_virtual_stages_of_another_mesh_are_not_priced(sample):
 @pytest.mark.parametrize(
     ("change", "where", "what"),
     [
-        (lambda a, b: (a, [*b[:-1], "1X3"]), "schedule", "'1X3' is no action"),
+        (lambda a, b: (a, [*b[:-1], "1X3"]), "schedule", "'1X3' is not an action"),
         (lambda a, b: (a[:-1], b), "schedule.order[0]", "has F of micro-batch 3; it needs F and B, or F, I and W"),
         (lambda a, b: ([*a, "0B3"], b), "schedule.order[0]", "0B3 stands there twice"),
         (lambda a, b: ([*a, "1B3"], b), "schedule.order[0]", "1B3 does not belong"),

@@ -156,7 +156,7 @@ def product(inputs, outputs=(), **options):
 @pytest.mark.parametrize("length", ["seq", "sequence_length", "seq_len", "T", "time", "num_tokens", "src_len"])
 @pytest.mark.parametrize("behind", [(3, 8), (8,)])
 def test_a_leading_dim_that_is_called_a_length_is_not_taken_for_the_batch(length, behind):
-    with pytest.raises(ModelError, match="which is no batch") as caught:
+    with pytest.raises(ModelError, match="which is not a batch") as caught:
         product({"x": (length, *behind)}, dims={length: 6})
     assert ("--batch-dim x=1" in caught.value.repair) and "a leading dim of samples" in caught.value.repair
     graph = product({"x": (length, *behind)}, dims={length: 6}, batch_dims={"x": None})

@@ -37,7 +37,7 @@ class GnnArrays(NamedTuple):
     fed_begin: Ints
     """[tasks + 1] where the workers of a sampler begin in `fed`."""
     fed: Ints
-    """[...] workers that each sampler feeds; a task that is no sampler has none."""
+    """[...] workers that each sampler feeds; a task that is not a sampler has none."""
     mean_bytes: Floats
     """[flows] mean volume."""
     mean_time_s: Floats

@@ -138,7 +138,7 @@ def convolution_s(kernel, extents, divisor, moved, hardware, times):
     """Seconds of a convolution: forward, backward, and the part of the backward pass for the gradient of its weight.
 
     Each pass is priced as a matrix product of equal extents that reads the images once, whatever the window. Kernels
-    for groups of few channels, and for channels that are no multiple of 16 bytes, use no tensor cores.
+    for groups of few channels, and for channels that are not a multiple of 16 bytes, use no tensor cores.
 
     Args:
         kernel: a `KernelRow` of kind CONVOLUTION.

@@ -117,7 +117,7 @@ def _add_up(op, first, workspace):
     it must be there."""
     total, own, joined = workspace.totals_numbers[op], workspace.own_numbers[op], workspace.joined_numbers[op]
     largest = workspace.own[op].workspace_bytes
-    # The lengths of these loops are no constants on purpose: the compiler then uses vector instructions, and otherwise
+    # The lengths of these loops are not constants on purpose: the compiler then uses vector instructions, and otherwise
     # unrolls the loops.
     if workspace.joins[op]:
         for c in range(total.shape[0]):

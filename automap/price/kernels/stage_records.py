@@ -93,7 +93,7 @@ class HardwareRow:
     products: GemmCurveRow
     """Curve of products of two activations."""
     misaligned: GemmCurveRow
-    """Curve of products of two activations whose dims are no multiples of 8."""
+    """Curve of products of two activations whose dims are not multiples of 8."""
     weights: GemmCurveRow
     """Curve of products with a weight."""
     attention: AttentionCurveRow
@@ -152,11 +152,11 @@ class HardwareRow:
     """1 where a unit that is recomputed in part saves the results of all operators that are not recomputed, and none
     of their operands that are."""
     other_rate: float
-    """Rate of arithmetic that is no product, attention or convolution, over that of large products."""
+    """Rate of arithmetic that is not a product, attention or convolution, over that of large products."""
     convolution_rates: PerPass
     """Rates of convolutions over those of products: forward, gradients of images and of weights."""
     odd_first: PerPass
-    """FLOP/s of convolutions whose channels are no multiple of 16 bytes, and first in memory."""
+    """FLOP/s of convolutions whose channels are not a multiple of 16 bytes, and first in memory."""
     odd_last: PerPass
     """The same with channels last in memory."""
     grouped_first: PerPass
@@ -164,9 +164,9 @@ class HardwareRow:
     grouped_last: PerPass
     """The same with channels last in memory."""
     short_rows: float
-    """Time of a product with a weight whose rows are no multiple of 16 bytes over that of others."""
+    """Time of a product with a weight whose rows are not a multiple of 16 bytes over that of others."""
     odd_rows: float
-    """Time of a product with a weight whose rows are no multiple of 4 bytes over that of others."""
+    """Time of a product with a weight whose rows are not a multiple of 4 bytes over that of others."""
     weight_cast_bytes: float
     """Bytes that each pass moves for an element of a weight to convert it to the format of products."""
 

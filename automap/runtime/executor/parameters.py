@@ -374,7 +374,7 @@ class Parameters:
         """Parameter -> its whole tensor on every rank. A collective.
 
         Args:
-            local: for `leaves`, or all parameters that are no part of a vector, the tensors of their shapes that are
+            local: for `leaves`, or all parameters that are not part of a vector, the tensors of their shapes that are
                 made whole: their values, their gradients, or moments of an optimizer.
         """
         found: dict[str, Tensor] = {}

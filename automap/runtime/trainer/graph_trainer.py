@@ -160,7 +160,7 @@ class GraphTrainer:
         return [{"params": self._masters.masters}]
 
     def parts(self) -> Iterator[Tensor]:
-        """The parameters of this rank that are no whole weights."""
+        """The parameters of this rank that are not whole weights."""
         masters, tensors = iter(self._masters.masters), self._graph.tensors
         for executor in self._executors.values():
             for name, master in zip(executor.parameters, masters, strict=False):
@@ -371,7 +371,7 @@ def _check_code(module: nn.Module, graph: Graph, whole: Whole, finer: PlanError)
     if not computes_alike(whole.trained, whole.scores):
         dropouts = [path for path, child in module.named_modules() if isinstance(child, _DropoutNd) and child.p > 0.0]
         where = f".{dropouts[0]}" if dropouts else ""
-        faults.append((f"module{where}", "dropout", "dropout is no part of the graph", "Set it to 0. "))
+        faults.append((f"module{where}", "dropout", "dropout is not part of the graph", "Set it to 0. "))
     faults += [
         (f"module.{path}", type(child).__name__, "the graph keeps no running statistics", "")
         for path, child in module.named_modules()

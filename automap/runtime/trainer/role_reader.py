@@ -78,7 +78,7 @@ def _staged(plan: Plan, graph: Graph) -> Iterator[tuple[Operator, int]]:
     """The operators that belong to a stage, each with the number of its stage."""
     number = 0
     for op in graph.operators:
-        # A stage may begin with a view of a weight, which is no work of its own.
+        # A stage may begin with a view of a weight, which is not work of its own.
         if number + 1 < len(plan.stages) and op.name == plan.stages[number + 1].operators[0]:
             number += 1
         if op.is_live:
@@ -107,7 +107,7 @@ def _signature(stage: Stage, number: int, graph: Graph, op: Operator, axis: str 
             return signature
     raise refuse(
         f"stages[{number}].shardings.{key}.{axis}", f"{list(texts.inputs)} -> {list(texts.outputs)}",
-        f"is no signature of {op.name}", "Use one that `automap inspect` lists, or leave the operator out.",
+        f"is not a signature of {op.name}", "Use one that `automap inspect` lists, or leave the operator out.",
     )  # fmt: skip
 
 
@@ -189,7 +189,7 @@ class _Reader:
                 raise self._finer(op, "leaves a sum untaken outside of a linear layer or an embedding")
             for name, gradient in zip(op.inputs, signature.input_gradients, strict=True):
                 if gradient == PARTIAL and name in self.graph.differentiable:
-                    raise self._finer(op, f"needs the gradient of {name} summed over ranks, and is no layer of its own")
+                    raise self._finer(op, f"needs the gradient of {name} summed over ranks, and is not a whole layer")
 
     def _is_split_norm(self, op: Operator) -> bool:
         """Whether an operator is of a norm module that sums over split features once, as one operator or in several.
@@ -217,7 +217,7 @@ class _Reader:
                 if placement == BROADCAST and gradient == PARTIAL:
                     self.roles.summed.add(self.ties.get(parameter, parameter))
                 if self._leaf(op) is None and placement != BROADCAST:
-                    raise self._finer(op, f"splits {parameter}, and is no linear layer, embedding or norm")
+                    raise self._finer(op, f"splits {parameter}, and is not a linear layer, embedding or norm")
 
     def _read_sizes(self, op: Operator, signature: Signature) -> None:
         held = (*zip(op.inputs, signature.inputs, strict=True), *zip(op.outputs, signature.outputs, strict=True))

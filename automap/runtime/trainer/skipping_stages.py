@@ -63,7 +63,7 @@ class SkippingStage(nn.Module):
         """Makes a stage of a network whose units run by `_guarded`.
 
         Args:
-            whole: the network, which is run but is no child module of the stage.
+            whole: the network, which is run but is not a child module of the stage.
             number: the number of the stage.
             owned: paths of the units of the stage.
             run: the state that the units read.
@@ -217,7 +217,7 @@ def _put(tree: Any, crossing: Tensor | None) -> Any:
 
 
 def _zeros(one: Any, two: Any, run: _Run) -> Any:
-    """A tensor of zeros with the samples of the present micro-batch, or what is no tensor."""
+    """A tensor of zeros with the samples of the present micro-batch, or what is not a tensor."""
     if not isinstance(one, tuple):
         return one
     assert run.samples

@@ -146,7 +146,7 @@ def check_same(module: nn.Module, inputs: list[Tensor], names: tuple[str, ...], 
     eps = max(torch.finfo(wanted.dtype).eps, torch.finfo(torch.float32).eps)
     limit = PROBE_ULPS * eps * float(wanted.abs().max())
     error = float((found - wanted).abs().max()) if found.shape == wanted.shape else math.inf
-    # A NaN is no agreement either. All ranks learn the result, so that none goes on alone.
+    # A NaN is not agreement either. All ranks learn the result, so that none goes on alone.
     wrong = torch.tensor(float(not error <= limit), device=wanted.device)
     dist.all_reduce(wrong)
     if wrong:
@@ -188,7 +188,7 @@ def divide_sizes(module: nn.Module, attributes: Sequence[str], size: int) -> Non
             value = getattr(child, attribute, None)
             if not isinstance(value, int) or value % size:
                 raise PlanError(
-                    f"is no number that {size} ranks divide", field=f"per_rank.{glob}", value=value,
+                    f"is not a number that {size} ranks divide", field=f"per_rank.{glob}", value=value,
                     repair="Name attributes that hold numbers of heads or of features.",
                 )  # fmt: skip
             setattr(child, attribute, value // size)

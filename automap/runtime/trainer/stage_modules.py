@@ -144,7 +144,7 @@ def _scores_alone(traced: torch.fx.Graph) -> torch.fx.Node:
     """What `training_graph.scores_of` takes of what a network returns; what makes the rest alone is left out.
 
     Raises:
-        FinerThanModules: these are no scores.
+        FinerThanModules: these are not scores.
     """
     output = next(n for n in traced.nodes if n.op == "output")
     found: Any = output.args[0]

@@ -86,7 +86,7 @@ def _stand_in(block: nn.Module, x: Tensor, *, has_gradient: bool) -> Tensor:
         args, _ = group.pre_forward(block, args, {})
     y: Tensor = args[0] if has_gradient else x
     if torch.is_grad_enabled():
-        # The result of a block has a gradient and is no view, whatever its input is.
+        # The result of a block has a gradient and is not a view, whatever its input is.
         y = y + y.new_zeros(()).requires_grad_()
     for group in state._fsdp_param_groups:
         y = group.post_forward(block, None, y)

@@ -74,7 +74,7 @@ class Indices:
             self._limits.append((len(names), "labels", limits[labels]))
 
     def _outside(self, data: Sequence[Tensor]) -> Tensor:
-        """[inputs with a limit] the largest number of each that is no row and no class, or `NOTHING`."""
+        """[inputs with a limit] the largest number of each that is neither a row nor a class, or `NOTHING`."""
         found = torch.full((len(self._limits),), NOTHING, device=data[-1].device)
         for number, (place, name, limit) in enumerate(self._limits):
             x = data[place].to(torch.int64).flatten()
@@ -94,7 +94,7 @@ class Indices:
             group: the ranks that train together; None = all.
 
         Raises:
-            PlanError: no label counts, or a number is no row of its table and no class: on all ranks alike.
+            PlanError: no label counts, or a number is neither a row of its table nor a class: on all ranks alike.
         """
         outside = self._outside(data)
         found = torch.stack([labels.to(torch.float64), (outside != NOTHING).sum().to(torch.float64)])

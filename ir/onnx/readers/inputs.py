@@ -162,7 +162,7 @@ def _batch_sizes(
     if lengths and not found:
         name, size = next(iter(lengths.items()))
         raise ModelError(
-            f"the leading dim of input {name} is called {size}, which is no batch",
+            f"the leading dim of input {name} is called {size}, which is not a batch",
             field=f"batch_dims.{name}",
             value="not stated",
             repair=ask_for_batch(name, len(data[name].shape or ())),

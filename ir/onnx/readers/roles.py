@@ -49,7 +49,7 @@ LEARNED_DATA = NORMS | {"Conv", "ConvTranspose", "GridSample", "Gelu", "Swish", 
 embeddings of relative positions, which are normalised, the learned input of a generator, or feature planes."""
 _MADE = re.compile(r"onnx::|/|_?val_\d+$|scalar_tensor")
 """Beginnings of the names that PyTorch's exporters give to results of operators. A stored tensor with such a name was
-computed by another tool, and is no parameter of the module."""
+computed by another tool, and is not a parameter of the module."""
 _NUMBERED = re.compile(r"_?val_\d+(_token_\d+|#\d+)*$")
 """Names that PyTorch's newer exporter gives to literals and to transposed weights. Scale and shift of a norm are never
 transposed, so that tensors with such names there are the ones and zeros of a norm without parameters."""
@@ -170,7 +170,7 @@ def _handed(node: Node) -> list[str]:
     """Names of the operands of a loop's body, through which it may read weights of the enclosing graph.
 
     Sliced operands and state that the body does not change have the names of the enclosing graph. State that changes
-    has the names of the body, since its initial values are no weights.
+    has the names of the body, since its initial values are not weights.
     """
     body = node.attributes["body"]
     given = [outer or own for outer, own in zip(node.inputs, body.operands, strict=False)]

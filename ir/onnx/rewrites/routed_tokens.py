@@ -126,7 +126,7 @@ class _Expert:
     def _chosen(self) -> tuple[str, int, bool] | None:
         """The chosen experts, the number of this one, and whether its mask is `[choices, tokens]`.
 
-        None for a mask that is no part of a transposed table of all masks, `[experts, tokens, choices]`.
+        None for a mask that is not part of a transposed table of all masks, `[experts, tokens, choices]`.
         """
         makers = self.places.makers
         part = self._behind_views(self.start.inputs[0])

@@ -62,7 +62,7 @@ def write_slice(builder: GraphBuilder, node: Node, inputs: Sequence[str]) -> boo
 
 
 def _places(builder: GraphBuilder, name: str, rank: int) -> list[Value]:
-    """For each dim that the index tuples name, the places along it; none where they are no grid."""
+    """For each dim that the index tuples name, the places along it; none where they do not form a grid."""
     value = builder.values.get(name)
     if value is not None:
         if not 1 < value.ndim == value.shape[-1] + 1 <= rank + 1:

@@ -37,7 +37,7 @@ OPSET = 13
 
 
 def rows_of(tensor: Any) -> int:
-    """Number of rows of the table in which a large stored tensor was looked up; 0 if it is no result of a look-up.
+    """Number of rows of the table in which a large stored tensor was looked up; 0 if it is not a result of a look-up.
 
     For a stripped tensor, the number is read from its metadata.
 

@@ -53,7 +53,7 @@ def separate_batch_and_heads(nodes: list[Node], stored: dict[str, Stored]) -> li
 
 
 def _shape(view: Node, stored: dict[str, Stored]) -> tuple[int, ...]:
-    """The target of a Reshape; empty where it is no stored constant."""
+    """The target of a Reshape; empty where it is not a stored constant."""
     given = stored.get(view.inputs[1]) if len(view.inputs) > 1 else None
     value = None if given is None else given.value
     return () if value is None else tuple(int(size) for size in np.asarray(value).reshape(-1))

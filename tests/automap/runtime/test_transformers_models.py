@@ -429,11 +429,11 @@ CODE = {"AutoModelForCausalLM": "modeling.Model"}
         ("tiny:seq_len=33", "1 to 32"),
         ("tiny:seq_len=many", "not a number"),
         ("tiny:layers=3", "num_hidden_layers"),
-        ("tiny:model_type=3", "no number of the configuration"),
+        ("tiny:model_type=3", "not a number of the configuration"),
         ("uneven", "not a multiple"),
         ("unknown", "no such kind of model"),
         ("coded", "code of the folder is not run"),
-        ("broken", "no JSON"),
+        ("broken", "not JSON"),
         ("list", "not a JSON object"),
     ],
 )

@@ -101,7 +101,7 @@ def test_context_parallelism_splits_the_sequence(tmp_path: Path) -> None:
         ({"gpu": "Abacus"}, "no data file for the device Abacus"),
         ({"ep": 4}, "ep = 4"),
         ({"micro_batch": None}, "micro_batch is not stated"),
-        ({"global_batch": 15}, "no multiple"),
+        ({"global_batch": 15}, "not a multiple"),
         ({"dp": 1}, "is not the number of devices"),
         ({"precision": "int4"}, "the precision int4"),
         ({"schedule": "ZB-9"}, "the schedule ZB-9"),
