@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar, Union
 
 from automap.documents import DOCUMENT, check_document, joined
-from ir.errors import UserError, meant
+from ir.errors import UserError, meant, one_of
 
 
 class Record(Protocol):
@@ -181,7 +181,9 @@ class _Reader:
             return self.read_union(args, value, path)
         if origin is Literal:
             if value not in args:
-                raise self.fail(path, value, "one of " + ", ".join(str(a) for a in args))
+                raise self.error(
+                    "unknown value", field=path or DOCUMENT, value=value, repair=one_of(map(str, args), value)
+                )
             return value
         if origin is tuple:
             return self.read_tuple(args, value, path)

@@ -78,6 +78,8 @@ class ModelTooExpensive(ModelError):
 def one_of(names: Iterable[str], given: object) -> str:
     """The repair of a name that is not known: the names that there are, and first the one that was probably meant."""
     known = list(names)
+    if len(known) == 1:
+        return f"Use {known[0]}."
     return f"{meant(known, given)}Use one of {', '.join(known)}."
 
 

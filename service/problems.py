@@ -20,7 +20,7 @@ _KINDS: Mapping[str, tuple[type[UserError], str]] = {
     "model": (ModelError, "The model cannot be used"),
     "model-too-expensive": (ModelTooExpensive, "Reading the model ran into a limit"),
     "cluster": (ClusterError, "The cluster is not understood"),
-    "problem": (ProblemError, "The request does not hold together"),
+    "problem": (ProblemError, "The settings cannot be used"),
     "plan": (PlanError, "The plan cannot be used"),
     "nothing-fits": (NothingFits, "No plan fits into device memory"),
     "invalid": (UserError, "The request is invalid"),

@@ -236,8 +236,10 @@ def check_known(spec: str) -> None:
     name = spec.removeprefix(PREFIX).partition(":")[0]
     if SPELLINGS.get(name, name) not in NAMED and name not in FAMILIES:
         near = difflib.get_close_matches(name.lower(), [*NAMED, *SPELLINGS], n=NEAR, cutoff=ALIKE)
+        # Of several spellings of one model, the first one is enough.
+        near = list({SPELLINGS.get(one, one): one for one in reversed(near)}.values())[::-1]
         meant = f"Did you mean {near[0]}? " if near else ""
-        others = f", as {', '.join(near[1:])}" if near[1:] else ""
+        others = f", such as {', '.join(near[1:])}" if near[1:] else ""
         kinds = f"a family with its sizes: {', '.join(FAMILIES)}"
         raise refuse("unknown name", name, f"{meant}Use a name of docs/models.md{others}, or {kinds}.")
 

@@ -90,7 +90,8 @@ def plan_of(store: Store, job: Job, *, so_far: bool = False) -> dict[str, Any]:
     if document is None:
         wait = f"Wait for it: GET /v1/jobs/{job.id}?wait=30, or `automap watch {job.id}`."
         repair = wait if job.state in ACTIVE else "Submit the job again."
-        repair = "See the job's problem." if job.problem else repair
+        if job.problem:
+            repair = f"`automap watch {job.id}`, and `problem` of GET /v1/jobs/{job.id}, say why."
         if not so_far and store.plan(job.id, so_far=True) is not None:
             best = f"GET /v1/jobs/{job.id}/plan?best=so-far, or `automap plan {job.id} --so-far`"
             repair = f"{repair} The best plan that it has found: {best}."
