@@ -52,6 +52,36 @@ def test_its_files_are_served_strictly(api: httpx.Client) -> None:
     assert api.get("/dashboard/app.py").status_code == 404
 
 
+def luminance(colour: str) -> float:
+    """Relative luminance of `#rgb` or `#rrggbb`, 0..1 (WCAG 2.2)."""
+    digits = colour.removeprefix("#")
+    digits = "".join(2 * digit for digit in digits) if len(digits) == 3 else digits
+    parts = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    """Contrast of two colours, 1 to 21 (WCAG 2.2)."""
+    darker, lighter = sorted((luminance(one), luminance(other)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def test_its_colours_can_be_told_from_their_ground() -> None:
+    """Texts by 4.5:1, edges of controls and lines of pictures by 3:1 (WCAG 2.2, 1.4.3 and 1.4.11), in both schemes."""
+    style = (FOLDER / "style.css").read_text()
+    schemes = [
+        dict(re.findall(r"--(\w+): (#\w+)", block)) for block in re.findall(r":root \{(.*?)\}", style, re.DOTALL)
+    ]
+    lines = re.findall(r'\["(#\w{6})", "', (FOLDER / "chart.js").read_text())
+    assert len(schemes) == 2 and len(lines) == 7
+    for colours in schemes:
+        for ground in (colours["ground"], colours["panel"]):
+            assert all(contrast(colours[name], ground) >= 4.5 for name in ("text", "quiet", "link", "wrong"))
+            assert all(contrast(colours[name], ground) >= 3.0 for name in ("edge", "accent"))
+        assert all(contrast(line, colours["ground"]) >= 3.0 for line in lines)
+
+
 def told(number: int) -> Progress:
     members = {
         "expert": Reached(evaluations=10 * number, best_step_time_s=0.9),
@@ -334,6 +364,10 @@ def test_jobs_of_one_state(browser: Any, api: httpx.Client) -> None:
     page.locator("tbody tr").nth(49).wait_for()
     page.get_by_role("link", name="failed").click()
     page.get_by_text("There are no such jobs.").wait_for()
+    # An address with a state that there is not: the fault is said, and nothing is waited for any more.
+    page.goto(f"{api.base_url}/#/state/lost")
+    page.get_by_role("alert").get_by_text("lost").wait_for()
+    assert page.locator(".awaited:empty").count() == 0
     page.close()
 
 

@@ -29,6 +29,7 @@ async function show() {
     else await showJobs(root, "", page === "older" ? id : "", signal);
   } catch (fault) {
     if (signal.aborted) return;
+    for (const awaited of root.querySelectorAll(".awaited")) awaited.classList.remove("awaited");
     if (!root.querySelector("h1")) root.append(h("h1", {}, "This page cannot be shown"));
     const more = isAway(fault) ? " The page tries again every two seconds." : "";
     root.append(h("p", { class: "fault", role: "alert" }, `${fault.message}${more}`));

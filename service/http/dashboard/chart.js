@@ -4,9 +4,10 @@ import { seconds } from "./dom.js";
 
 const SPACE = "http://www.w3.org/2000/svg";
 const WIDTH = 900, HEIGHT = 320, LEFT = 64, RIGHT = 12, TOP = 12, BOTTOM = 34;
-// Of Okabe and Ito, without yellow, which cannot be seen on white; the dashes tell them apart without colour.
-const LOOKS = [["#0072b2", ""], ["#d55e00", "8 3"], ["#009e73", "3 3"], ["#cc79a7", "10 3 2 3"], ["#56b4e9", "1 3"],
-  ["#e69f00", "14 4"], ["#888888", "5 2 1 2"]];
+// Of Okabe and Ito: without yellow, which cannot be seen on white, and with a darker sky blue and orange, so that each
+// line has 3:1 on the ground of either scheme. The dashes tell them apart without colour.
+const LOOKS = [["#0072b2", ""], ["#d55e00", "8 3"], ["#009e73", "3 3"], ["#cc79a7", "10 3 2 3"], ["#3c9cd4", "1 3"],
+  ["#bd8300", "14 4"], ["#888888", "5 2 1 2"]];
 
 function svg(tag, properties = {}, ...children) {
   const element = document.createElementNS(SPACE, tag);
