@@ -1,7 +1,7 @@
 """Candidates of a recommendation: the clusters that the user names, and parts of them.
 
-Fewer devices may be fast enough, and a step on them mostly costs less, so that parts of a named cluster are candidates
-as the cluster itself is. Units: seconds, device-seconds, the user's currency.
+Parts are candidates too, because fewer devices may be fast enough, and a step on them mostly costs less. Units:
+seconds, device-seconds, the user's currency.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The band of a predicted peak memory: how probably a plan fits into a device, and what is kept free to be sure of it.
 
-The logarithm of measured over predicted memory is taken as normal around 0 with the trainer's spread, and as one and
-the same error for all devices of a plan: what a trainer holds beside the count it holds everywhere. Units: bytes.
+The logarithm of measured over predicted memory is assumed to have a normal distribution around 0, whose standard
+deviation is the spread of the trainer. All devices of a plan are assumed to have the same error, because memory that
+the prediction leaves out, such as buffers of the trainer, is on every device. Units: bytes.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import math
 from statistics import NormalDist
 
 LEAST_CONFIDENCE = 0.5
-"""Of a plan that is predicted to fill the device, one can be no surer than this."""
+"""Least confidence: at it, a plan may be predicted to fill the device, and no memory is kept free."""
 MOST_CONFIDENCE = 0.999
-"""The runs that the spreads come from say nothing of rarer errors."""
+"""Largest confidence: errors that are rarer than this cannot be seen in the few runs that the spreads come from."""
 _NORMAL = NormalDist()
 
 

@@ -1,4 +1,4 @@
-"""Work that may take long announces itself here, so that a terminal or a log can show it."""
+"""Phases: names of the work that is going on and may take seconds, for a terminal or a log to show."""
 
 from __future__ import annotations
 

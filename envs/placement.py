@@ -3,7 +3,7 @@
 Observations have the form of `envs.decision`: features of the task at hand, then features of every machine, and a mask
 of the machines with room. The reward of a step is minus the growth of a lower bound on the time of an iteration (of its
 logarithm, times `REWARD_SCALE`); the last step goes from the bound to the simulated time. The bound is the largest load
-of an interface by flows between placed tasks, and no less than the longest computing of a task.
+of an interface by flows between placed tasks, and at least the longest compute time of a task.
 """
 
 from __future__ import annotations

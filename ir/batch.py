@@ -136,23 +136,23 @@ def align(source: Sequence[int], target: Sequence[int]) -> list[tuple[list[int],
     right = [i for i, s in enumerate(target) if s != 1]
     i = j = 0
     while i < len(left) and j < len(right):
-        a, b = [left[i]], [right[j]]
-        pa, pb = source[left[i]], target[right[j]]
+        own, others = [left[i]], [right[j]]
+        own_size, other_size = source[left[i]], target[right[j]]
         i, j = i + 1, j + 1
-        while pa != pb:
-            if pa < pb and i < len(left):
-                a.append(left[i])
-                pa *= source[left[i]]
+        while own_size != other_size:
+            if own_size < other_size and i < len(left):
+                own.append(left[i])
+                own_size *= source[left[i]]
                 i += 1
-            elif pb < pa and j < len(right):
-                b.append(right[j])
-                pb *= target[right[j]]
+            elif other_size < own_size and j < len(right):
+                others.append(right[j])
+                other_size *= target[right[j]]
                 j += 1
             else:
-                a += left[i:]
-                b += right[j:]
-                return [*groups, (a, b, [])]
-        groups.append((a, b, _refine([source[d] for d in a], [target[d] for d in b])))
+                own += left[i:]
+                others += right[j:]
+                return [*groups, (own, others, [])]
+        groups.append((own, others, _refine([source[dim] for dim in own], [target[dim] for dim in others])))
     if i < len(left) or j < len(right):
         groups.append((left[i:], right[j:], []))
     return groups

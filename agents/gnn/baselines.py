@@ -74,7 +74,7 @@ def read_from(simulator: Simulator) -> Floats:
 
 
 def place_together(simulator: Simulator, rng: np.random.Generator) -> Ints:
-    """[tasks] workers beside the store that they read most, samplers beside their workers, as DistDGL does.
+    """[tasks] a placement as DistDGL makes it: workers beside the store that they read most, samplers beside workers.
 
     A worker for which there is no GPU goes where most GPUs are free; a sampler for which there are no cores, and a
     parameter server, goes where most cores are free.
@@ -98,7 +98,8 @@ def place_together(simulator: Simulator, rng: np.random.Generator) -> Ints:
 
 
 def place_gathered(simulator: Simulator, machine: int, rng: np.random.Generator) -> Ints:
-    """[tasks] all that finds room on one machine, what exchanges most bytes first; the rest where most room is left."""
+    """[tasks] as many tasks as possible on one machine, those that exchange the most bytes first; the others go where
+    the most room is left."""
     tasks, arrays = movable(simulator), simulator.arrays
     volume = np.zeros(len(simulator.pinned))
     np.add.at(volume, arrays.source, arrays.mean_bytes)

@@ -1,7 +1,7 @@
-"""The order of flows for one placement: from the critical path on, changed where that makes it faster.
+"""The order of flows for one placement: first the order by critical path, then changes of it that gain.
 
-The paper's schedule is online; what it decides by rule, that is which of the flows of one iteration is the most urgent,
-is decided here ahead, by simulations on the volumes of the search.
+The schedule of the paper (arXiv 2204.11224) decides while a training runs, by a rule, which flow of an iteration is the
+most urgent. Here this is decided before the training, by simulations on the volumes of the search.
 """
 
 from __future__ import annotations

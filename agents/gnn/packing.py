@@ -1,7 +1,7 @@
 """A placement with room for all tasks, where simple rules find none: an integer program over kinds of tasks.
 
-Tasks with the same demands are of one kind: which of them goes where decides nothing about room. The program says how
-many of each kind stand on each machine, and HiGHS solves it.
+Tasks with the same demands are of one kind. They can change places without any effect on the room of the machines, so
+the program has one variable for each kind and machine: the number of such tasks there. HiGHS solves it.
 """
 
 from __future__ import annotations

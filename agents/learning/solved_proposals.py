@@ -1,17 +1,17 @@
 """Solved proposals: how the search of a pretrained DQN begins, before it learns.
 
-The search looks for a good plan with as few plans as possible. After one plan that follows the best completions, there
-are turns. In each of them
+The search shall find a good plan and price as few plans as possible. The first plan takes the actions with the best
+completions. Then there are several turns, each with these steps:
 
-1. the decisions of the best plan so far are tried on all meshes, as completions: signatures that are good on one mesh
-   are mostly good on another;
-2. a planner descends from the most promising known plan from which none has (`agents.learning.solved_skeletons`);
-3. if the plan found is near the best one, an episode decides all of it again, but for its mesh, and takes the single
-   changes that gain;
-4. episodes decide the plans of some meshes that were not visited before: first those of which the network expects the
-   shortest step time. The first of these plans, mesh included, takes the actions that the network rates best.
-
-Other episodes take the actions with the best completions, as first visits of a mesh do when the search learns.
+1. The decisions of the best plan so far are tried on all meshes, as completions: signatures that are good on one mesh
+   are mostly good on another.
+2. A descent (`agents.planners.descents`) starts from the known plan that is the most promising one of those from which
+   no descent has started yet.
+3. If the plan found is near the best one, an episode keeps its mesh and takes all other decisions again, so that single
+   changes that gain are found.
+4. Episodes decide one plan on each of some meshes that were not visited before, in the order of the step times that the
+   network expects on them. The very first of these episodes also decides the mesh, and takes the actions that the
+   network rates best. All others take the actions with the best completions.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ The searchers work in this order:
 2. elimination around the best templates (`agents.planners.template_improvement`);
 3. the pretrained network: it proposes skeletons, of which elimination solves the best, and whole plans;
 4. refinement of the best plans of some meshes, without random numbers (`agents.planners.template_improvement`);
-5. the dynamic programs of Galvatron, Piper and SPP, for the best pipelines (`agents.planners.pipeline_division`);
+5. the programs of Piper, Alpa, Galvatron and SPP, for the best pipelines (`agents.planners.pipeline_division`);
 6. branch and bound in small spaces, whose proof ends the search;
 7. annealing, from the best plans so far;
 8. in larger budgets, annealing in this process, and at the same time other members in their own processes (`PLACES`):

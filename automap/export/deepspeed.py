@@ -1,7 +1,8 @@
 """DeepSpeed: the JSON file that `deepspeed.initialize(config=…)` reads (deepspeed/runtime/config.py).
 
-Stages of a pipeline are made in code: of them the JSON has a section that DeepSpeed keeps and does not read, and beside
-it are the files that make a `PipelineModule` of it (`deepspeed_pipeline`).
+DeepSpeed's pipelines are made in code and not in JSON. So for a plan with a pipeline, the JSON gets a section
+`pipeline`, which DeepSpeed ignores, and the export gets two more files: `deepspeed_pipeline.py`, which makes a
+`PipelineModule` from this section, and the loader that it needs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Which of Megatron-LM's pretraining scripts trains a model: that of decoders, of encoders, or of one with both.
 
-They are told apart by their attention: tokens of a decoder do not see later ones, and the layers of a decoder behind an
-encoder attend twice. Its mask, which is one with a bias of parameters in T5, need not be known. Scripts:
-pretrain_gpt.py, pretrain_bert.py and pretrain_t5.py in the root of Megatron-LM.
+They are told apart by their attention. In a decoder, no token sees later tokens. In a decoder that follows an encoder,
+each layer has two attentions. The masks of the latter need not be known: in T5 each mask is added to a bias of
+parameters, so that they cannot be computed. Scripts: pretrain_gpt.py, pretrain_bert.py and pretrain_t5.py in the root
+of Megatron-LM.
 """
 
 from __future__ import annotations

@@ -87,7 +87,11 @@ class Simulator:
         found, end_s = np.zeros((log, 5)), np.empty(self.iterations)
         order = self.ranks(place) if ranks is None else ranks
         rows = simulation.simulate(self.arrays, place, order, POLICIES.index(policy), found, end_s)
-        return Run(end_s, tuple(Stretch(a, b, int(f), int(n), r) for a, b, f, n, r in found[:rows].tolist()))
+        stretches = (
+            Stretch(begin_s, stop_s, int(flow), int(iteration), rate)
+            for begin_s, stop_s, flow, iteration, rate in found[:rows].tolist()
+        )
+        return Run(end_s, tuple(stretches))
 
     def makespans(self, places: Sequence[Ints] | Ints, policy: str = "priority") -> Floats:
         """[placements] makespan of each placement, in seconds; `places` is [placements, tasks]."""

@@ -1,8 +1,8 @@
 """Complex numbers of an exported program written as pairs of real ones, which ONNX can hold.
 
 The rotary embeddings of DeepSeek-V2 and Llama 4 turn pairs of features by products of complex numbers. A complex tensor
-`[...]` becomes a real one `[..., 2]` of its real and imaginary parts. Complex tensors that other operators make than
-those known here stay as they are, and the exporter says so.
+`[...]` becomes a real one `[..., 2]` of its real and imaginary parts. Complex tensors from
+operators that are not known here stay as they are, and the exporter reports them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Scans of transformers' models as one operator each, where torch's exporter would unroll them.
 
-Without their kernels these models update a state token by token or chunk by chunk, in a loop: of 8,192 tokens an export
-would have tens of thousands of operators a layer. Kernels do it in one, see `ir.operators.scans`.
+If the special kernels of these models are not installed, their code updates a state in a loop over tokens or chunks.
+With 8,192 tokens, each layer of an export would have tens of thousands of operators. The kernels do all of it in one
+operator, see `ir.operators.scans`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Megatron's pattern made fit for trainers that shard whole modules, where its own signatures are finer than these."""
+"""Adapts Megatron's pattern to trainers that shard whole modules, where its signatures split parts of modules."""
 
 from __future__ import annotations
 

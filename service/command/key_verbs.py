@@ -1,4 +1,4 @@
-"""`automap keys`: makes, lists and revokes API keys, in the store itself. For who runs the service."""
+"""`automap keys`: makes, lists and revokes API keys, in the store itself. For the person who runs the service."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The OpenAPI document: FastAPI makes it from the routes, and this module adds what FastAPI cannot know.
 
 Every error is a problem document; what clients send and plans are records with schemas of their own. Knows no route by
-name: what a route may answer beside the common faults stands at the route.
+name: errors that only some routes answer with are declared at these routes.
 """
 
 from __future__ import annotations

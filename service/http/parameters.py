@@ -1,8 +1,8 @@
-"""Query parameters that a route does not take are refused. One that is misspelt would otherwise be left out without a
-word: an upload with `batch_dims` in place of `batch_dim` would be read with another batch than its sender means. So
-are those that are given twice where a route takes them once: the framework would take the last one.
+"""Refuses query parameters that a route does not take, and those that are given twice where a route takes them once.
 
-Only routes of the API look, so that probes and pages may be asked for with whatever their callers add.
+The framework ignores unknown parameters: an upload with `batch_dims` in place of `batch_dim` would be read with another
+batch than its sender means. Of a parameter that is given twice it takes the last value. Only routes of the API are
+checked, since callers of probes and pages may add parameters of their own.
 """
 
 from __future__ import annotations

@@ -113,16 +113,16 @@ def _new_conversion(tables, num_axes):
 @borrowing(void(TABLES, int64, int64[:, ::1], int64[:, ::1], STAGE, float64[:, :, ::1], CONVERSION), inner=True)
 def _bring_there(tables, row, sources, targets, stage, out, memory):
     workspace, numbers = memory.workspace, memory.numbers
-    for t in range(targets.shape[0]):
-        for a in range(targets.shape[1]):
-            workspace.placement[row, a] = targets[t, a]
-        for s in range(sources.shape[0]):
-            for c in range(numbers.shape[0]):
-                numbers[c] = 0.0
+    for target in range(targets.shape[0]):
+        for axis in range(targets.shape[1]):
+            workspace.placement[row, axis] = targets[target, axis]
+        for source in range(sources.shape[0]):
+            for column in range(numbers.shape[0]):
+                numbers[column] = 0.0
             sent = workspace.resharded[row]
-            convert_operand(tables, row, sources[s], memory.given, stage, workspace, sent, memory.costs[0])
-            for c in range(THERE.shape[0]):
-                out[s, t, c] = numbers[THERE[c]]
+            convert_operand(tables, row, sources[source], memory.given, stage, workspace, sent, memory.costs[0])
+            for column in range(THERE.shape[0]):
+                out[source, target, column] = numbers[THERE[column]]
 
 
 @kernel(void(TABLES, int64, int64[:, ::1], int64[:, ::1], STAGE, float64[:, :, ::1]))
@@ -144,19 +144,19 @@ def bring_there(tables, row, sources, targets, stage, out):
 )
 def _bring_back(tables, row, sources, gradients, is_parametric, stage, out, memory):
     workspace, given, numbers = memory.workspace, memory.given, memory.numbers
-    for a in range(given.shape[0]):
-        workspace.placement[row, a] = UNKNOWN
-    for g in range(gradients.shape[0]):
-        for s in range(sources.shape[0]):
-            for a in range(given.shape[0]):
-                summed = is_parametric and sources[s, a] == BROADCAST and gradients[g, a] == PARTIAL
-                given[a] = BROADCAST if summed else gradients[g, a]
-            for c in range(numbers.shape[0]):
-                numbers[c] = 0.0
+    for axis in range(given.shape[0]):
+        workspace.placement[row, axis] = UNKNOWN
+    for gradient in range(gradients.shape[0]):
+        for source in range(sources.shape[0]):
+            for axis in range(given.shape[0]):
+                summed = is_parametric and sources[source, axis] == BROADCAST and gradients[gradient, axis] == PARTIAL
+                given[axis] = BROADCAST if summed else gradients[gradient, axis]
+            for column in range(numbers.shape[0]):
+                numbers[column] = 0.0
             sent = workspace.resharded[row]
-            convert_operand(tables, row, sources[s], given, stage, workspace, sent, memory.costs[0])
-            for c in range(BACK.shape[0]):
-                out[s, g, c] = numbers[BACK[c]]
+            convert_operand(tables, row, sources[source], given, stage, workspace, sent, memory.costs[0])
+            for column in range(BACK.shape[0]):
+                out[source, gradient, column] = numbers[BACK[column]]
 
 
 @kernel(void(TABLES, int64, int64[:, ::1], int64[:, ::1], boolean, STAGE, float64[:, :, ::1]))

@@ -275,8 +275,10 @@ def _place_gradients(stage: StageProgram, sampled: frozenset[str]) -> None:
         held = stage.placements[name]
         left = [stage.operand_gradients[use] for use in readers.get(name, ()) if use in stage.operand_gradients]
         return tuple(
-            PARTIAL if held[a] == BROADCAST and any(g[a] != BROADCAST for g in left) else gradient_placement(held[a])
-            for a in axes
+            PARTIAL
+            if held[axis] == BROADCAST and any(gradient[axis] != BROADCAST for gradient in left)
+            else gradient_placement(held[axis])
+            for axis in axes
         )
 
     for position in range(len(stage.operators) - 1, -1, -1):
@@ -284,20 +286,26 @@ def _place_gradients(stage: StageProgram, sampled: frozenset[str]) -> None:
         outputs = [n for n in placed.op.outputs if n in stage.trained]
         for name in outputs:
             stage.gradients[name] = tuple(gradient_placement(p) for p in stage.placements[name])
-        # An operator that reads and writes wholes on an axis passes a partial gradient on.
-        passes = [all(p == BROADCAST for p in (*s.inputs, *s.outputs)) for s in placed.signatures]
+        # An operator that reads and writes whole tensors on an axis passes a partial gradient on.
+        passes = [
+            all(placement == BROADCAST for placement in (*signature.inputs, *signature.outputs))
+            for signature in placed.signatures
+        ]
         if outputs and not any(n in sampled for n in placed.op.inputs):
             found = [collected(n) for n in outputs]
             for name in outputs:
                 stage.gradients[name] = tuple(
-                    PARTIAL if passes[a] and any(f[a] == PARTIAL for f in found) else stage.gradients[name][a]
-                    for a in axes
+                    PARTIAL
+                    if passes[axis] and any(gradient[axis] == PARTIAL for gradient in found)
+                    else stage.gradients[name][axis]
+                    for axis in axes
                 )
         for slot, name in enumerate(placed.op.inputs):
             if name in stage.trained and outputs:
                 own = stage.on_live_axes(tuple(s.input_gradients[slot] for s in placed.signatures))
                 stage.operand_gradients[position, slot] = tuple(
-                    PARTIAL if passes[a] and stage.gradients[outputs[0]][a] == PARTIAL else own[a] for a in axes
+                    PARTIAL if passes[axis] and stage.gradients[outputs[0]][axis] == PARTIAL else own[axis]
+                    for axis in axes
                 )
     for name in stage.parameters:
         if name in stage.trained:

@@ -1,4 +1,4 @@
-"""Code that users compile by `module.compile()`, and what torch's compiler is kept from."""
+"""Code that users compile by `module.compile()`, and functions that torch's compiler must not compile."""
 
 from __future__ import annotations
 

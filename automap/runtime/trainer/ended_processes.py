@@ -1,7 +1,8 @@
 """Says which process of a training has ended, and how, where others lose their connection to it.
 
-A process that ends by an error leaves its last line in the store of the group. How one on the same host ended otherwise
-is what the kernel keeps until its parent has looked (proc(5)).
+A process that ends by an error leaves the last line of this error in the store of the process group. If it ends in
+another way, such as by a signal, processes on the same host read its exit code from `/proc`, where the kernel keeps it
+until the parent of the process has read it (proc(5)).
 """
 
 from __future__ import annotations

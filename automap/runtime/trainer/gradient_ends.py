@@ -1,6 +1,7 @@
 """Code that ends or changes gradients (`detach`, `no_grad`, functions with a backward pass of their own).
 
-A graph has the forward pass alone, and would be trained by other gradients than such code.
+An exported graph has only the forward pass. So a trainer that runs the graph would compute other gradients than such
+code does.
 """
 
 from __future__ import annotations

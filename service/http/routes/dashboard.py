@@ -1,4 +1,4 @@
-"""The dashboard: a page of files that lie beside this package; all that it shows it asks of the REST API."""
+"""The dashboard: serves the files of the page, which lie beside this package. Its data come over the REST API."""
 
 from __future__ import annotations
 
