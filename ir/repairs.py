@@ -19,10 +19,10 @@ SORTED_REPAIR = (
     "a loop over all experts, or products with one-hot masks, in place of the sort."
 )
 ROUTED = (
-    " An expert of a mixture may read the tokens that chose it by `rows, choices = torch.where(chosen == expert)`, and "
-    "add to them by `y[rows] += expert(x[rows]) * weights[rows, choices, None]`."
+    " An expert of a mixture may read the tokens that chose it by a mask, and add to them at the same mask: "
+    "`y[mask] += expert(x[mask]) * weights[mask, None]`, where `mask` is `(chosen == expert).any(-1)`."
 )
-"""A further repair for NonZero, which experts that select their tokens by a mask (`x[mask]`) compute."""
+"""A further repair for NonZero, which experts compute that read only their tokens."""
 SELF_LOOPS = (
     " Layers of graph networks write it where they add self-loops to the edges: put these among the edges of the data, "
     "and export with `add_self_loops=False`."

@@ -14,6 +14,7 @@ from itertools import takewhile
 from math import prod
 
 from ir.experts.emit import BINARY, UNARY, VIEWS, Layer
+from ir.experts.repeated import copied_tokens, is_by_choice, weighted_sum
 from ir.experts.routing import Mark, Routing, Use
 from ir.graph import Operator, Tensor
 
@@ -28,6 +29,7 @@ class Dense:
         self.experts = layer.experts = layer.among
         self.routing = Routing(layer)
         self.home: Operator | None = None
+        self.runs = 1
         self.lifted: dict[tuple[str, ...], str | None] = {}
 
     def follow(self) -> bool:
@@ -37,17 +39,44 @@ class Dense:
         uses = self.routing.uses()
         separate = {u.mark.expert: u for u in uses if u.mark.kind == "gate"}
         if len(separate) == self.experts == sum(u.mark.kind == "gate" for u in uses):
-            return self._separate([separate[i] for i in range(self.experts)])
+            return self._separate([separate[i] for i in range(self.experts)], uses)
+        if len(separate) == self.experts and is_by_choice(self.routing, uses):
+            self.runs = self.k
+            return self._separate([separate[i] for i in range(self.experts)], uses)
+        copied = {u.mark.expert: u for u in uses if u.mark.kind == "mask"}
+        if len(copied) == self.experts == len(uses):
+            return self._copied([copied[i] for i in range(self.experts)])
         whole = [u for u in uses if u.mark.kind == "table"]
         return len(whole) == 1 and (self._stacked(whole[0]) or self._weighted_first(whole[0]))
 
     # The experts
 
-    def _separate(self, uses: Sequence[Use]) -> bool:
+    def _copied(self, uses: Sequence[Use]) -> bool:
+        """Rewrites experts that each compute some of `k` copies of every token, which are weighted and added at last.
+
+        Args:
+            uses: the multiplication by each expert's mask of the copies, in the order of experts.
+
+        Returns:
+            whether the layer was rewritten.
+        """
+        graph = self.graph
+        terms = [self._term(u.index) for u in sorted(uses, key=lambda u: u.index)]
+        found = self._sum(terms[-1], set(terms))
+        ahead = None if found is None or found[1] else weighted_sum(graph, self.routing, found[0])
+        slots = self._layer(uses[0], tuple(u.value for u in uses)) if ahead is not None else None
+        if ahead is None or slots is None:
+            return False
+        at, weights = ahead
+        result = graph.tensors[graph.operators[at].outputs[0]]
+        return self._combine(at, slots, Mark("gate", weights=weights), result)
+
+    def _separate(self, uses: Sequence[Use], terms_of: Sequence[Use]) -> bool:
         """Rewrites experts whose results are weighted one by one and then added.
 
         Args:
             uses: the multiplication by each expert's weight, in the order of experts.
+            terms_of: all multiplications whose results are added: several for an expert that is run for each choice.
 
         Returns:
             whether the layer was rewritten.
@@ -55,7 +84,7 @@ class Dense:
         graph = self.graph
         if len({(u.mark.weights, u.mark.table) for u in uses}) != 1:
             return False
-        terms = [self._term(u.index) for u in sorted(uses, key=lambda u: u.index)]
+        terms = [self._term(u.index) for u in sorted(terms_of, key=lambda u: u.index) if u.mark.kind == "gate"]
         found = self._sum(terms[-1], set(terms))
         slots = self._layer(uses[0], tuple(u.value for u in uses)) if found is not None else None
         if found is None or slots is None:
@@ -168,9 +197,7 @@ class Dense:
         found = self._lift((graph.operators[at].inputs[0],))
         if slots is None or found is None:
             return False
-        (same,) = layer.make("Equal", op, [self.chosen.name, self.chosen.name], [f"{weighted}#same"], is_new=True)
-        dtype = {"to": layer.tensor(weighted).dtype}
-        (ones,) = layer.make("Cast", op, [same], [f"{weighted}#ones"], dtype, is_new=True)
+        ones = self._ones(op)
         result = graph.operators[at]
         if not layer.combine(result, found, ones, graph.tensors[result.outputs[0]]):
             return False
@@ -208,12 +235,20 @@ class Dense:
         Returns:
             the name; empty if the table is not of shape `[tokens ..., experts]`.
         """
+        if mark.is_bare:
+            return self._ones(op)
         table = mark.table
         if mark.weights or self.graph.tensors[table].shape[:-1] != self.chosen.shape[:-1]:
             return mark.weights
         name = f"{table}#weights"
-        self.layer.make("GatherElements", op, [table, self.chosen.name], [name], {"axis": -1}, is_new=True)
+        self.layer.make("GatherElements", op, [table, self.layer.choices(op)], [name], {"axis": -1}, is_new=True)
         return name
+
+    def _ones(self, op: Operator) -> str:
+        """Name of routing weights `[tokens ..., k]` that are all one, of the type of the result of `op`."""
+        chosen, dtype = self.layer.choices(op), {"to": self.graph.tensors[op.outputs[0]].dtype}
+        (same,) = self.layer.make("Equal", op, [chosen, chosen], [f"{op.outputs[0]}#same"], is_new=True)
+        return self.layer.make("Cast", op, [same], [f"{op.outputs[0]}#ones"], dtype, is_new=True)[0]
 
     def _layer(self, use: Use, results: tuple[str, ...]) -> str | None:
         """Name of the slots that replace `results`; None if an operator is not recognised.
@@ -293,8 +328,11 @@ class Dense:
             return None
         if len(names) == 1 and tensor.num_elements == self.experts * self.tokens * tensor.shape[-1]:
             return None  # results of all experts, or copies of tokens for them
-        fits = prod(tensor.shape[:-1]) == self.tokens and tensor.batch_dim < len(tensor.shape) - 1
-        return name if fits else None
+        if prod(tensor.shape[:-1]) == self.tokens * self.k > self.tokens:
+            name = copied_tokens(self.graph, name, self.tokens, self.k)
+            tensor = self.graph.tensors[name]
+        fits = prod(tensor.shape[:-1]) == self.tokens and tensor.batch_dim is not None
+        return name if fits and tensor.batch_dim != len(tensor.shape) - 1 else None
 
     def _operand(self, op: Operator, names: tuple[str, ...], features: int) -> str | None:
         """Name of an operand of an elementwise operator on slots: a bias of each expert, a constant, or slots."""
@@ -341,7 +379,7 @@ class Dense:
             return None
         if all(graph.tensors[n].role == "parameter" for n in names):
             shapes = {(graph.tensors[n].shape, graph.tensors[n].dtype) for n in names}
-            alone = all(len(graph.consumers[n]) == 1 and n not in graph.outputs for n in names)
+            alone = all(len(graph.consumers[n]) in (1, self.runs) and n not in graph.outputs for n in names)
             return self._stacked_parameter(names) if len(shapes) == 1 and alone else None
         views = [op for op in map(graph.maker, names) if op is not None]
         if len(views) != len(names) or {(v.kind, v.attributes) for v in views} != {("Transpose", views[0].attributes)}:

@@ -139,7 +139,7 @@ class Layer:
             (self.dispatched[source],) = self.make(
                 DISPATCH,
                 like,
-                [x, self.chosen.name],
+                [x, self.choices(like)],
                 [f"{source}#slots"],
                 {"num_experts": self.experts, "capacity": -(-self.routed // self.experts)},
                 is_new=True,
@@ -184,7 +184,7 @@ class Layer:
             return False
         is_whole = result.shape == shape and result.batch_dim == self.chosen.batch_dim
         name = result.name if is_whole else f"{result.name}#tokens"
-        self.make(COMBINE, like, [slots, self.chosen.name, weights], [name], is_new=True)
+        self.make(COMBINE, like, [slots, self.choices(like), weights], [name], is_new=True)
         if not is_whole:
             self.make("Reshape", like, [name], [result.name], {"shape": result.shape}, is_new=True)
         made = self.tensor(result.name)
@@ -194,7 +194,14 @@ class Layer:
         """Name of tensor `name` in `shape`; a reshape is added if it has another shape."""
         if self.tensor(name).shape == shape:
             return name
-        return self.make("Reshape", like, [name], [f"{name}#{label}"], {"shape": shape}, is_new=True)[0]
+        result = f"{name}#{label}"
+        if result not in self.tensors:
+            self.make("Reshape", like, [name], [result], {"shape": shape}, is_new=True)
+        return result
+
+    def choices(self, like: Operator) -> str:
+        """Name of the indices of the chosen experts, `[tokens ..., k]`."""
+        return self.reshaped(like, self.chosen.name, self.chosen.shape, "choices")
 
     def _root(self, name: str) -> str:
         """The tensor of shape `[tokens ..., k]` of which `name` is a view; `name` if there is none."""

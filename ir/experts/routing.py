@@ -33,6 +33,13 @@ class Mark:
     """Name of the routing weights `[tokens ..., k]` that multiply a mask or table; "" if it contains 0 and 1 only."""
     table: str = ""
     """Name of the table in which the routing weights are looked up if no tensor contains them; otherwise ""."""
+    slot: int = -1
+    """Number of the choice, from 0 to k - 1, that an index, mask or gate is of; -1 for all choices of a token."""
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it contains 0 and 1 only, no weights."""
+        return not (self.weights or self.table)
 
 
 @dataclass(frozen=True)
@@ -85,13 +92,22 @@ class Routing:
         side = 0 if op.inputs[0] in self.marks else 1
         mark, other = self.marks[op.inputs[side]], op.inputs[1 - side]
         own, value = self.graph.tensors[op.inputs[side]], self.graph.tensors[other]
-        if other in self.marks or mark.kind not in ("gate", "table") or not (mark.weights or mark.table):
+        if mark.kind == "mask" and self.k == 1:
+            mark = replace(mark, kind="gate")
+        if other in self.marks or not self._multiplies(mark, value):
             return None
         if op.kind == "MatMul" and (mark.kind != "table" or own.shape[-1] != self.experts or side == 1):
             return None
         # Routing weights, one number per token or expert, multiply features; a tensor without them is another weight.
         wide = value.num_elements > own.num_elements and value.batch_dim is not None
         return Use(index, other, mark) if wide else None
+
+    def _multiplies(self, mark: Mark, value: Tensor) -> bool:
+        """Whether a tensor of a mark may be what results are multiplied by."""
+        if mark.kind == "mask":  # of copies of the tokens, one for each choice, which are weighted behind their experts
+            return mark.is_bare and mark.slot < 0 and prod(value.shape[:-1]) == self.tokens * self.k
+        # Results of one expert for each token may have no weights.
+        return mark.kind in ("gate", "table") and (not mark.is_bare or (mark.kind == "gate" and self.k == 1))
 
     def _mark(self, op: Operator) -> None:
         """Marks the results of an operator that reads a marked tensor, if their role is recognised."""
@@ -110,12 +126,16 @@ class Routing:
             found = self._scattered(op)
         elif op.kind in ("Mul", "Div", "Where"):
             found = self._weighted(op, mark)
-        elif op.kind == "ReduceSum":
+        elif op.kind in ("ReduceSum", "ReduceMax"):
             found = self._summed(op, mark)
+        elif op.kind == "Greater" and mark.kind == "gate" and mark.is_bare:
+            found = mark if op.inputs[0] in self.marks and self.fill(op.inputs[1]) == 0.0 else None
         elif op.kind in ("Softmax", "Sigmoid") and mark.kind == "low":
             found = Mark("table", table=op.outputs[0])
-        elif op.kind in ("Slice", "Gather", "Split") and mark.kind == "table":
-            self._picked(op, mark)
+        elif op.kind in ("Slice", "Gather", "Split") and mark.kind in ("table", "index"):
+            for name, number in self._columns(op, self.experts if mark.kind == "table" else self.k):
+                fresh = {"kind": "gate", "expert": number} if mark.kind == "table" else {"slot": number}
+                self.marks[name] = replace(mark, **fresh)
         if found is not None:
             self.marks[op.outputs[0]] = found
 
@@ -128,11 +148,14 @@ class Routing:
 
     def _compared(self, op: Operator) -> Mark | None:
         index, other = op.inputs if op.inputs[0] in self.marks else op.inputs[::-1]
-        if self.graph.tensors[index].num_elements != self.tokens * self.k:
+        slot = self.marks[index].slot
+        if self.graph.tensors[index].num_elements != self.tokens * (self.k if slot < 0 else 1):
             return None
         value = self.fill(other)
         if value is not None and 0 <= value < self.experts:
-            return Mark("mask", expert=int(value))
+            return Mark("mask", expert=int(value), slot=slot)
+        if slot >= 0:
+            return None
         result = self.graph.tensors[op.outputs[0]]
         counts = self._values(other) == tuple(range(self.experts))
         fits = result.shape[-1] == self.experts and result.num_elements == self.tokens * self.k * self.experts
@@ -163,7 +186,9 @@ class Routing:
             if op.kind == "Div" and op.inputs[0] not in self.marks:
                 return None
         if other in self.marks:
-            return None
+            return self._owned(op, mark)
+        if mark.is_bare and (mark.kind == "gate" or mark.slot >= 0):
+            return self._of_column(mark, other)
         size = self.graph.tensors[other].num_elements
         if mark.kind == "table":
             # Zeros remain zero; the weights of chosen experts are looked up in the product.
@@ -173,31 +198,60 @@ class Routing:
         return None
 
     def _summed(self, op: Operator, mark: Mark) -> Mark | None:
-        source = self.graph.tensors[op.inputs[0]]
-        axes = dict(op.attributes)["axes"]
-        over_k = len(axes) == 1 and source.shape[axes[0]] == self.k and prod(source.shape[: axes[0]]) == self.tokens
-        if not over_k or mark.kind not in ("mask", "hot"):
+        if (
+            not self.is_over_choices(op)
+            or mark.kind not in ("mask", "hot")
+            or (op.kind == "ReduceMax" and not mark.is_bare)
+        ):
             return None
-        if mark.kind == "mask":
-            return replace(mark, kind="gate") if mark.weights else None
-        return replace(mark, kind="table")
+        return replace(mark, kind="gate" if mark.kind == "mask" else "table")
 
-    def _picked(self, op: Operator, mark: Mark) -> None:
+    def is_over_choices(self, op: Operator) -> bool:
+        """Whether a reduction is over the choices of each token, the dim behind those of tokens."""
+        shape, axes = self.graph.tensors[op.inputs[0]].shape, dict(op.attributes)["axes"]
+        return len(axes) == 1 and shape[axes[0]] == self.k and prod(shape[: axes[0]]) == self.tokens
+
+    def _owned(self, op: Operator, mark: Mark) -> Mark | None:
+        """The product of an expert's weights, which are zero for other tokens, and the mask of its tokens."""
+        marks = [self.marks[name] for name in op.inputs if name in self.marks]
+        weighted = [m for m in marks if not m.is_bare]
+        is_own = op.kind == "Mul" and {(m.kind, m.expert) for m in marks} == {("gate", mark.expert)}
+        return weighted[0] if is_own and len(marks) == 2 and len(weighted) == 1 else None
+
+    def _of_column(self, mark: Mark, name: str) -> Mark | None:
+        """The mask of an expert's tokens times a column of a table of weights, `[tokens ..., experts or k]`."""
+        op = self.graph.maker(name)
+        while op is not None and op.kind in (*VIEWS, "Cast"):
+            name, op = op.inputs[0], self.graph.maker(op.inputs[0])
+        num, own = (self.experts, mark.expert) if mark.slot < 0 else (self.k, mark.slot)
+        if op is None or (name, own) not in self._columns(op, num):
+            return None
+        table = op.inputs[0]
+        while self.graph.tensors[table].shape[:-1] != self.chosen.shape[:-1]:
+            maker = self.graph.maker(table)
+            if maker is None or maker.kind not in VIEWS:
+                return None
+            table = maker.inputs[0]
+        if self.graph.tensors[table].shape[-1] != num:
+            return None
+        return replace(mark, kind="gate", weights="" if mark.slot < 0 else table, table=table if mark.slot < 0 else "")
+
+    def _columns(self, op: Operator, num: int) -> list[tuple[str, int]]:
+        """The results of an operator that picks single columns of a table `[..., num]`, each with its number."""
         source = self.graph.tensors[op.inputs[0]]
         attributes, last = dict(op.attributes), len(source.shape) - 1
-        if source.shape[-1] != self.experts or len(op.inputs) != 1:
-            return
+        if not source.shape or source.shape[-1] != num or len(op.inputs) != 1:
+            return []
         if op.kind == "Split" and attributes["axis"] % len(source.shape) == last:
-            picked = list(range(self.experts)) if set(attributes["split"]) == {1} else []
+            picked = list(range(num)) if set(attributes["split"]) == {1} else []
         elif op.kind == "Slice" and attributes["axes"] == (last,):
             start, stop = attributes["starts"][0], attributes["ends"][0]
             picked = [start] if stop == start + 1 else []
         elif op.kind == "Gather" and attributes["axis"] % len(source.shape) == last:
             picked = [attributes["indices"]]
         else:
-            return
-        for name, expert in zip(op.outputs, picked, strict=False):
-            self.marks[name] = replace(mark, kind="gate", expert=expert)
+            picked = []
+        return list(zip(op.outputs, picked, strict=False))
 
     def fill(self, name: str) -> float | None:
         """The value of all elements of a constant; None if they differ, or if the tensor is not a constant."""
@@ -220,7 +274,7 @@ class Routing:
 
 
 def choice(graph: Graph, op: Operator) -> tuple[Tensor, int] | None:
-    """The choice of experts by operator `op`: a TopK over the last dim, an ArgMax that keeps it, or a Concat of such.
+    """The choice of experts by operator `op`: a TopK or an ArgMax over the last dim, or a Concat of such.
 
     The Concat is for routers that choose one expert after another, excluding those already chosen (Phi-3.5-MoE).
 
@@ -240,9 +294,11 @@ def choice(graph: Graph, op: Operator) -> tuple[Tensor, int] | None:
 def _one_choice(graph: Graph, op: Operator) -> tuple[Tensor, int] | None:
     """`choice` of a TopK or an ArgMax."""
     attributes = dict(op.attributes)
-    keeps_dim = op.kind == "ArgMax" and bool(attributes.get("keepdims", 1))
-    if op.is_constant or not (keeps_dim or (op.kind == "TopK" and len(op.outputs) == 2)):
+    if op.is_constant or not (op.kind == "ArgMax" or (op.kind == "TopK" and len(op.outputs) == 2)):
         return None
     scores = graph.tensors[op.inputs[0]]
     is_last = attributes.get("axis", -1 if op.kind == "TopK" else 0) in (-1, len(scores.shape) - 1)
-    return (graph.tensors[op.outputs[-1]], scores.shape[-1]) if is_last else None
+    chosen = graph.tensors[op.outputs[-1]]
+    if op.kind == "ArgMax" and not attributes.get("keepdims", 1):
+        chosen = replace(chosen, shape=(*chosen.shape, 1))
+    return (chosen, scores.shape[-1]) if is_last else None

@@ -38,7 +38,7 @@ from ir.onnx.rewrites.embedding_bags import add_bags
 from ir.onnx.rewrites.expert_layers import EXPERTS, add_experts
 from ir.onnx.rewrites.joined_samples import JoinedSamples
 from ir.onnx.rewrites.loops import Loops
-from ir.onnx.rewrites.masked_writes import MASKED, add_masked
+from ir.onnx.rewrites.masked_rows import AT_MASKS
 from ir.onnx.rewrites.merged_views import MergedViews
 from ir.onnx.rewrites.repeated_rows import add_rows
 from ir.onnx.rewrites.repeated_samples import of_one_sample, once
@@ -63,7 +63,7 @@ DTYPE_ATTRIBUTES = {"Cast": "to"} | dict.fromkeys(
 """Kind -> its attribute that is a `TensorProto.DataType`."""
 GEMM_DEFAULTS = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
 """Default values of attributes of Gemm, which are removed, since only some exporters write them."""
-WHOLE = {BAGS: add_bags, MASKED: add_masked, EXPERTS: add_experts, **ROUTED}
+WHOLE = {BAGS: add_bags, EXPERTS: add_experts, **ROUTED, **AT_MASKS}
 """Kind of a node that stands for several operators -> function that adds these to the builder."""
 MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError)
 """Exceptions that a file that violates the ONNX specification may cause anywhere in the import."""

@@ -18,6 +18,7 @@ from ir.onnx.readers.nodes import (
     QUANTISED_KEY,
     UNREAD_KEY,
     Declared,
+    Node,
     Reader,
     Source,
     Stored,
@@ -38,7 +39,8 @@ from ir.onnx.rewrites.equal_weights import separate_fresh, tied_heads
 from ir.onnx.rewrites.exporter_quirks import folded_parameters, mark_weights, separate, tied, unfolded, unmerged
 from ir.onnx.rewrites.folded_norms import restored_norms, seem_folded
 from ir.onnx.rewrites.folded_products import folded_products, folded_sources, lost_layers
-from ir.onnx.rewrites.masked_writes import chosen_by_masks
+from ir.onnx.rewrites.masked_rows import all_rows
+from ir.onnx.rewrites.masked_writes import Places, chosen_by_masks
 from ir.onnx.rewrites.quantisation import dequantised, in_floats
 from ir.onnx.rewrites.repeated_samples import note_periods
 from ir.onnx.rewrites.routed_tokens import all_tokens
@@ -113,9 +115,12 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
     warnings += lost_layers(sources, stored)
     said, frozen = _stated(model)
     ordered = in_order(nodes, {n for node in made for n in node.outputs} | set(stored) | set(inputs))
+    if any(node.kind == "NonZero" for node in ordered):
+        ordered, whole = _without_places(ordered, stored, tensors, written)
+        warnings += whole
     return Source(
         name=graph.name,
-        nodes=made + all_tokens(chosen_by_masks(ordered, stored, written), stored, tensors, written),
+        nodes=made + ordered,
         inputs=inputs,
         stored=stored,
         outputs=_outputs(graph, inner, written),
@@ -125,6 +130,15 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
         warnings=(*branches, *caches, *forward, *unnamed, *warnings, *said),
         frozen=frozen,
     )
+
+
+def _without_places(
+    nodes: list[Node], stored: Mapping[str, Stored], tensors: Mapping[str, onnx.TensorProto], outputs: Sequence[str]
+) -> tuple[list[Node], tuple[str, ...]]:
+    """The nodes without the places of masks that are recognised, and warnings about what is priced instead."""
+    nodes = chosen_by_masks(nodes, Places(nodes, stored, tensors), outputs)
+    nodes, warnings = all_rows(nodes, Places(nodes, stored, tensors), outputs)
+    return all_tokens(nodes, Places(nodes, stored, tensors), outputs), warnings
 
 
 def _stored(graph: onnx.GraphProto, inner: Mapping[str, Declared], *, needs_values: bool) -> dict[str, Stored]:

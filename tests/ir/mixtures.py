@@ -209,6 +209,72 @@ class StackedLoop(Loop):
         return (results * table.unsqueeze(-1)).sum(-2)
 
 
+class RoutedByMask(Loop):
+    """Each expert reads the tokens of a mask, and is weighted by its column of a table (makeMoE writes so)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, chosen = self.router(x)
+        table = torch.zeros(*x.shape[:-1], EXPERTS, device=x.device).scatter(-1, chosen, weights).view(-1, EXPERTS)
+        y, tokens = torch.zeros_like(x), x.reshape(-1, WIDTH)
+        for i, expert in enumerate(self.experts):
+            own = (chosen == i).any(dim=-1)
+            mask = own.view(-1)
+            y[own] += expert(tokens[mask]) * table[mask, i].unsqueeze(1)
+        return y
+
+
+class RoutedByChoice(Loop):
+    """Each expert is run once for the tokens of each choice, with the mask written out at every use."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.reshape(-1, WIDTH)
+        weights, chosen = self.router(tokens)
+        y = torch.zeros_like(tokens)
+        for k in range(TOP):
+            for i, expert in enumerate(self.experts):
+                part = weights[chosen[:, k] == i, k].unsqueeze(-1) * expert(tokens[chosen[:, k] == i])
+                y[chosen[:, k] == i] = y[chosen[:, k] == i] + part
+        return y.reshape(x.shape)
+
+
+class RoutedCopies(Loop):
+    """Experts compute copies of the tokens, one for each choice, which are weighted at last (Mixtral's first code)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.reshape(-1, WIDTH)
+        weights, chosen = self.router(tokens)
+        copies, flat = tokens.repeat_interleave(TOP, dim=0), chosen.view(-1)
+        y = torch.zeros_like(copies)
+        for i, expert in enumerate(self.experts):
+            y[flat == i] = expert(copies[flat == i])
+        return (y.view(*weights.shape, -1) * weights.unsqueeze(-1)).sum(dim=1).reshape(x.shape)
+
+
+class RoutedOne(Loop):
+    """The best expert of each token, with its weight (Switch Transformer writes so)."""
+
+    top = 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, chosen = functional.softmax(self.router.linear(x), dim=-1).max(dim=-1)
+        y = torch.zeros_like(x)
+        for i, expert in enumerate(self.experts):
+            mask = chosen == i
+            y[mask] = weights[mask].unsqueeze(-1) * expert(x[mask])
+        return y
+
+
+class RoutedOneUnweighted(RoutedOne):
+    """Likewise, with the weights behind the sum."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, chosen = functional.softmax(self.router.linear(x), dim=-1).max(dim=-1)
+        y = torch.zeros_like(x)
+        for i, expert in enumerate(self.experts):
+            y[chosen == i] = expert(x[chosen == i])
+        return y * weights.unsqueeze(-1)
+
+
 class NoisyLoop(Loop):
     """Scores of experts that were not chosen are minus infinity before the softmax (Shazeer et al. 2017)."""
 
@@ -288,6 +354,11 @@ LAYERS = {
     "where_loop": WhereLoop,
     "routed_loop": RoutedLoop,
     "routed_by_table": RoutedByTable,
+    "routed_by_mask": RoutedByMask,
+    "routed_by_choice": RoutedByChoice,
+    "routed_copies": RoutedCopies,
+    "routed_one": RoutedOne,
+    "routed_one_unweighted": RoutedOneUnweighted,
     "noisy_loop": NoisyLoop,
     "stacked_loop": StackedLoop,
     "dense": lambda: Dense(bias=True),

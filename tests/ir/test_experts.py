@@ -28,8 +28,11 @@ from ir.serialize import graph_from_bytes, graph_to_bytes
 FORMS = (
     "looked_up_bias", "looked_up_one_by_one", "looked_up_indexed", "looked_up_transposed", "looked_up_einsum", "loop",
     "masked_loop", "where_loop", "noisy_loop", "stacked_loop", "dense", "routed_loop", "routed_by_table",
+    "routed_by_mask", "routed_by_choice", "routed_copies",
 )  # fmt: skip
-ALL = long_but(("routed_loop", "masked_loop", "looked_up_bias", "looked_up_one_by_one", "loop", "dense"), FORMS)
+ALL = long_but(
+    ("routed_loop", "routed_by_mask", "masked_loop", "looked_up_bias", "looked_up_one_by_one", "loop", "dense"), FORMS
+)
 
 
 def _mixtures() -> ModuleType:
@@ -130,6 +133,20 @@ def test_tokens_weighted_in_front_of_their_experts(batch: int) -> None:
         assert torch.allclose(evaluate(graph, dict(model.named_parameters()), *inputs), model(*inputs), atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["routed_one", pytest.param("routed_one_unweighted", marks=pytest.mark.slow)])
+def test_one_expert_for_the_tokens_of_a_mask(name: str) -> None:
+    """Whether the weight of its expert is in front of the sum or behind it, a token is computed by one expert."""
+    mixtures = _mixtures()
+    graph = imported(name)
+    kinds = Counter(op.kind for op in graph)
+    assert (kinds[DISPATCH], kinds[PRODUCT], kinds[COMBINE], kinds["Where"]) == (2, 6, 2, 0)
+    products = 2 * (3 * mixtures.FFN + mixtures.EXPERTS) * 2 + 2 * mixtures.VOCABULARY
+    assert graph.forward_flops == pytest.approx(mixtures.LENGTH * mixtures.WIDTH * products, rel=0.01)
+    model, inputs = module(name, 2)
+    with torch.no_grad():
+        assert torch.allclose(evaluate(graph, dict(model.named_parameters()), *inputs), model(*inputs), atol=1e-4)
+
+
 @pytest.mark.slow
 def test_samples_are_split_where_experts_read_copies_of_all_tokens() -> None:
     """With two experts a token the layer stays as it is: copies are kept apart from samples."""
@@ -205,7 +222,7 @@ def test_files_with_weights_whose_names_say_nothing(dynamo: bool, tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["routed_loop", "routed_by_table"])
+@pytest.mark.parametrize("name", ["routed_loop", "routed_by_table", "routed_by_mask", "routed_by_choice"])
 def test_experts_on_routed_tokens_of_the_older_exporter(name: str) -> None:
     """Their sums begin with stored zeros, which are no parameters, also where a stripped file does not hold them."""
     from ir.onnx.load import load_model

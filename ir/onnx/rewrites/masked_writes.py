@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from onnx import numpy_helper
+
 from ir.build import GraphBuilder
 from ir.errors import refuse
-from ir.onnx.readers.nodes import Node, Stored, small_value
+from ir.onnx.readers.nodes import FILLED_KEY, Node, Stored, has_data, metadata, small_value
 
 MASKED = "#Masked"
 """Kind of a write where a mask is set; its operands are the mask, the new value and the data."""
@@ -19,12 +21,8 @@ _SAME = ("Cast", "Identity", "Unsqueeze", "Squeeze", "Expand", "Reshape")
 """Kinds through which one column of places is followed, and a value that is repeated for all of them."""
 
 
-def chosen_by_masks(nodes: list[Node], stored: Mapping[str, Stored], outputs: Sequence[str]) -> list[Node]:
+def chosen_by_masks(nodes: list[Node], places: Places, outputs: Sequence[str]) -> list[Node]:
     """The nodes with such writes as `MASKED`, without what computed places that nothing reads any more."""
-    makers = {name: node for node in nodes for name in node.outputs}
-    if not any(node.kind == "NonZero" for node in nodes):
-        return nodes
-    places = Places(makers, stored)
     found = [_chosen(node, places) or node for node in nodes]
     if all(new is old for new, old in zip(found, nodes, strict=True)):
         return nodes
@@ -68,11 +66,18 @@ def add_masked(builder: GraphBuilder, node: Node, inputs: Sequence[str]) -> None
 
 
 class Places:
-    """Places of masks in a file."""
+    """Places of masks in a file, and which of its tensors are constants.
 
-    def __init__(self, makers: Mapping[str, Node], stored: Mapping[str, Stored]) -> None:
-        self.makers = makers
+    Args:
+        nodes: nodes of the file.
+        stored: the stored tensors by name.
+        tensors: the same as protobuf.
+    """
+
+    def __init__(self, nodes: Sequence[Node], stored: Mapping[str, Stored], tensors: Mapping[str, Any]) -> None:
+        self.makers = {name: node for node in nodes for name in node.outputs}
         self.stored = stored
+        self.tensors = tensors
         self._last = ""
 
     def mask(self, name: str) -> tuple[str, int] | None:
@@ -135,6 +140,23 @@ class Places:
         maker = self.makers.get(name)
         given = maker.attributes.get("value") if maker is not None and maker.kind == "Constant" else None
         return None if given is None else small_value(given)
+
+    def is_zero(self, name: str) -> bool:
+        """Whether a tensor is a constant of zeros, maybe behind views."""
+        maker = self._followed(name, _SAME)
+        if maker is None:
+            return self._last in self.tensors and _holds_zeros(self.tensors[self._last])
+        given = maker.attributes.get("value")
+        if maker.kind == "ConstantOfShape":
+            return given is None or _holds_zeros(given)
+        return maker.kind == "Constant" and given is not None and _holds_zeros(given)
+
+
+def _holds_zeros(tensor: Any) -> bool:
+    """Whether all elements of a tensor (protobuf) are zero; of a stripped one, whether they were equal."""
+    if not has_data(tensor):
+        return metadata(tensor).get(FILLED_KEY) == "1"
+    return not numpy_helper.to_array(tensor).any()
 
 
 def _chosen(node: Node, places: Places) -> Node | None:

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from onnx import numpy_helper
 
 from ir.build import GraphBuilder
 from ir.errors import refuse
-from ir.onnx.readers.nodes import FILLED_KEY, Node, Stored, has_data, metadata
+from ir.onnx.readers.nodes import Node
 from ir.onnx.rewrites.masked_writes import Places, without_unread
 
 PLACES, WEIGHTS = "#RoutedPlaces", "#RoutedWeights"
@@ -26,8 +25,8 @@ _INDICES = frozenset(
     {"Transpose", "Slice", "Split", "Squeeze", "Unsqueeze", "Expand", "Reshape", "Cast", "Identity", "Concat"}
 )
 """Kinds that select and arrange places."""
-_VIEWS = ("Cast", "Identity", "Expand", "Reshape", "Unsqueeze", "Squeeze")
-_BY_ROW = frozenset(
+VIEWS = ("Cast", "Identity", "Expand", "Reshape", "Unsqueeze", "Squeeze")
+BY_ROW = frozenset(
     {
         "MatMul", "Gemm", "Add", "Sub", "Mul", "Div", "Pow", "Sqrt", "Sigmoid", "Relu", "Tanh", "Erf", "Gelu", "Swish",
         "Softplus", "LeakyRelu", "Elu", "Clip", "Min", "Max", "Cast", "Identity", "Dropout", "LayerNormalization",
@@ -37,28 +36,22 @@ _BY_ROW = frozenset(
 """Kinds that experts consist of, which compute each row from the same row."""
 
 
-def all_tokens(
-    nodes: list[Node], stored: Mapping[str, Stored], tensors: Mapping[str, Any], outputs: Sequence[str]
-) -> list[Node]:
+def all_tokens(nodes: list[Node], places: Places, outputs: Sequence[str]) -> list[Node]:
     """The nodes with such experts on all tokens; what is not wholly recognised remains as it is.
 
     Args:
         nodes: nodes of the file, each after those that it reads.
-        stored: the stored tensors by name.
-        tensors: the same as protobuf.
+        places: the places of masks among these nodes.
         outputs: names of the outputs.
     """
     starts = [node for node in nodes if node.kind == "NonZero"]
-    if not starts:
-        return nodes
-    places = Places({name: node for node in nodes for name in node.outputs}, stored)
     readers: dict[str, list[Node]] = {}
     for node in nodes:
         for name in dict.fromkeys(node.inputs):
             readers.setdefault(name, []).append(node)
     changed: dict[int, Node] = {}
     for start in starts:
-        changed |= _Expert(start, places, readers, tensors).changes()
+        changed |= _Expert(start, places, readers).changes()
     found = [changed.get(id(node), node) for node in nodes]
     return without_unread(nodes, found, outputs) if changed else nodes
 
@@ -70,7 +63,6 @@ class _Expert:
     start: Node
     places: Places
     readers: Mapping[str, Sequence[Node]]
-    tensors: Mapping[str, Any]
     rows: dict[int, tuple[Node, int]] = field(default_factory=dict)
     """Look-ups of tokens, each with the dim of the mask that counts the tokens."""
     weights: dict[int, tuple[Node, str, tuple[int, ...]]] = field(default_factory=dict)
@@ -87,26 +79,26 @@ class _Expert:
         if others or not self.sums or not self._is_by_row(lookups) or not all(map(self._adds, self.sums.values())):
             return {}
         mask = self.start.inputs[0]
-        found = {id(self.start): _like(self.start, PLACES, [mask], dim=tokens)}
-        found |= {key: _like(node, "Identity", node.inputs[:1]) for key, (node, _) in self.rows.items()}
+        found = {id(self.start): like(self.start, PLACES, [mask], dim=tokens)}
+        found |= {key: like(node, "Identity", node.inputs[:1]) for key, (node, _) in self.rows.items()}
         for node, _ in self.rows.values():
             found |= self._as_rows(node)
         chosen = self._chosen()
         for key, (node, table, dims) in self.weights.items():
             choices = 1 - dims.index(tokens)
             if chosen is None:
-                found[key] = _like(node, WEIGHTS, [mask, table], dims=dims, choices=choices)
+                found[key] = like(node, WEIGHTS, [mask, table], dims=dims, choices=choices)
             elif (tokens == 1) == chosen[2] and choices == 1:
-                found[key] = _like(node, WEIGHTS, [chosen[0], table], dims=(0, 1), choices=1, expert=chosen[1])
+                found[key] = like(node, WEIGHTS, [chosen[0], table], dims=(0, 1), choices=1, expert=chosen[1])
             else:
                 return {}
         for key, node in self.sums.items():
             value = node.inputs[2]
             while value in self.places.makers and self.places.makers[value].kind in ("Expand", "Reshape"):
                 value = self.places.makers[value].inputs[0]  # the older exporter gives it the shape that it has
-            is_new = self._replaces(node) or self._is_zero(node.inputs[0])
+            is_new = self._replaces(node) or self.places.is_zero(node.inputs[0])
             given = [value] if is_new else [node.inputs[0], value]
-            found[key] = _like(node, "Identity" if len(given) == 1 else "Add", given)
+            found[key] = like(node, "Identity" if len(given) == 1 else "Add", given)
         return found
 
     def _as_rows(self, lookup: Node) -> dict[int, Node]:
@@ -121,7 +113,7 @@ class _Expert:
         shape = self.places.value(view.inputs[1]) if view.kind == "Reshape" else None
         if root == lookup.inputs[0] or shape is None or len(shape) != 2 or shape[0] != -1:
             return {}
-        return {id(view): _like(view, "Reshape", [root, view.inputs[1]])}
+        return {id(view): like(view, "Reshape", [root, view.inputs[1]])}
 
     def _chosen(self) -> tuple[str, int, bool] | None:
         """The chosen experts, the number of this one, and whether its mask is `[choices, tokens]`.
@@ -222,9 +214,7 @@ class _Expert:
                     continue
                 if node.kind in ("MatMul", "Gemm") and name in node.inputs[1:]:
                     return False
-                perm = tuple(node.attributes.get("perm") or ())
-                keeps_last = node.kind == "Transpose" and perm[-1:] == (len(perm) - 1,)
-                if node.kind not in _BY_ROW and not keeps_last:
+                if not is_by_row(node, self.places):
                     return False
                 fresh = [n for n in node.outputs if n not in seen]
                 seen.update(fresh)
@@ -242,7 +232,7 @@ class _Expert:
         """Whether a write without reduction gives the new rows: those before it are zero, or are summands of them."""
         if node.attributes.get("reduction", "none") not in ("none", b"none"):
             return False
-        total, is_first = self._behind_views(node.inputs[2]), self._is_zero(node.inputs[0])
+        total, is_first = self._behind_views(node.inputs[2]), self.places.is_zero(node.inputs[0])
         if total is None or total.kind != "Add":
             return is_first and self._is_weighted(node.inputs[2])
         old = [n for n in total.inputs if self._is_row_of(n, node.inputs[0], is_first)]
@@ -253,7 +243,7 @@ class _Expert:
         maker = self._behind_views(name)
         if maker is None or id(maker) not in self.rows:
             return False
-        return maker.inputs[0] == data or (is_zero and self._is_zero(maker.inputs[0]))
+        return maker.inputs[0] == data or (is_zero and self.places.is_zero(maker.inputs[0]))
 
     def _is_weighted(self, name: str) -> bool:
         """Whether a tensor is a product with the weights of tokens."""
@@ -265,31 +255,23 @@ class _Expert:
 
     def _behind_views(self, name: str) -> Node | None:
         maker = self.places.makers.get(name)
-        while maker is not None and maker.kind in _VIEWS and id(maker) not in self.rows:
+        while maker is not None and maker.kind in VIEWS and id(maker) not in self.rows:
             maker = self.places.makers.get(maker.inputs[0])
         return maker
 
-    def _is_zero(self, name: str) -> bool:
-        maker = self.places.makers.get(name)
-        while maker is not None and maker.kind in _VIEWS:
-            name = maker.inputs[0]
-            maker = self.places.makers.get(name)
-        if maker is None:
-            return name in self.tensors and _holds_zeros(self.tensors[name])
-        given = maker.attributes.get("value")
-        if maker.kind == "ConstantOfShape":
-            return given is None or _holds_zeros(given)
-        return maker.kind == "Constant" and given is not None and _holds_zeros(given)
+
+def is_by_row(node: Node, places: Places) -> bool:
+    """Whether a node with one operand of rows `[rows, ...]` computes each row from the same row."""
+    if node.kind == "ReduceMean":
+        given = places.value(node.inputs[1]) if len(node.inputs) > 1 else node.attributes.get("axes")
+        axes = [] if given is None else np.ravel(given).tolist()
+        return bool(axes) and all(axis > 0 or axis == -1 for axis in axes)
+    perm = tuple(node.attributes.get("perm") or ())
+    return node.kind in BY_ROW or (node.kind == "Transpose" and perm[-1:] == (len(perm) - 1,))
 
 
-def _holds_zeros(tensor: Any) -> bool:
-    """Whether all elements of a tensor (protobuf) are zero; of a stripped one, whether they were equal."""
-    if not has_data(tensor):
-        return metadata(tensor).get(FILLED_KEY) == "1"
-    return not numpy_helper.to_array(tensor).any()
-
-
-def _like(node: Node, kind: str, inputs: Sequence[str], **attributes: object) -> Node:
+def like(node: Node, kind: str, inputs: Sequence[str], **attributes: object) -> Node:
+    """A node with the results of another one."""
     return Node(kind, list(inputs), node.outputs, attributes, node.name, node.scope, node.opset, label=node.label)
 
 
