@@ -11,6 +11,7 @@ from collective_list import list_collectives
 
 from automap.price.explain import reasons
 from automap.space.space import PlanSpace, Values
+from automap.space.stated_strategy import Strategy, hand_made
 from automap.space.templates import megatron_signatures, templates
 from ir import zoo
 from ir.factors import PARTIAL
@@ -105,6 +106,32 @@ def test_tokens_that_are_gathered_for_experts_are_not_hidden(space: MakeSpace) -
     around = [c for c in sent if c.tensor.endswith((".dispatch", ".combine")) or "post_attention" in c.tensor]
     assert {c.kind for c in around} >= {"all_gather", "reduce_scatter"} and len(around) < len(sent)
     assert shown == pytest.approx(sum(c.seconds * (1.0 if c in around else 1.0 - hidden) for c in sent))
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_ranks_with_the_same_tokens_send_a_part_of_them_each(space: MakeSpace, sequence_parallel: bool) -> None:
+    """Megatron-Core's dispatcher sends the part of each rank of tp to the ranks with the experts, gathers the tokens
+    over tp there, and scatters sums over tp before they return. AutoMAP's own trainer exchanges one axis after the
+    other, so that each rank of tp sends all its tokens."""
+    tp, ep, per_replica = 2, 4, 2
+    slots = 8 * 64 * 256 * per_replica
+    for trainer in ("megatron-core", "automap"):
+        training = {"trainer": trainer, "precision": "bf16"}
+        s = space(zoo.build(SPEC), "8xH100", ep * per_replica, training=training)
+        strategy = Strategy(tp=tp, ep=ep, micro_batch=per_replica, sequence_parallel=sequence_parallel)
+        sent = list(list_collectives(hand_made(s.evaluator, strategy), s.evaluator))
+        mine = [c for c in sent if "layers.1.mlp.experts" in c.operator]
+        whole = slots * s.problem.activation_bytes
+        exchanged = [c.bytes for c in mine if c.kind == "all_to_all"]
+        assert len(exchanged) == 4
+        assert set(exchanged) == {whole / tp if trainer == "megatron-core" else whole}
+        if trainer == "megatron-core":
+            forward = [c.kind for c in mine if c.direction == "forward"]
+            arriving = forward[: forward.index("all_to_all") + 2]
+            assert arriving[-1] == "all_gather"
+            # Beside these, tokens without copies may be gathered before they are dispatched.
+            over_tp = {(c.kind, c.bytes) for c in mine if c.axis == "tp" and c.bytes > whole / 8}
+            assert over_tp >= {("all_gather", whole), ("reduce_scatter", whole)}
 
 
 def _experts_on_dp(s: PlanSpace, values: Values) -> bool:

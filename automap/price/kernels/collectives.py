@@ -173,6 +173,74 @@ def spend(
     return shown
 
 
+@borrowing(boolean(int64), inner=True)
+def _is_unsplit(placement: int) -> bool:
+    """Whether all ranks of an axis hold the whole tensor, or partial sums of it."""
+    return placement in (BROADCAST, PARTIAL)
+
+
+@borrowing(float64(float64, int64[::1], int64[::1], STAGE, float64[::1], REASON, RECORDER), inner=True)
+def _exchange(
+    local: float,
+    source: np.ndarray,
+    target: np.ndarray,
+    stage: Stage,
+    times: np.ndarray,
+    reason: Reason,
+    recorder: Recorder,
+) -> float:
+    """Adds the exposed seconds of the all-to-alls and all-reduces of a conversion to `times`.
+
+    A trainer may send tokens that go to experts over several axes in one joined exchange. It is priced axis by axis:
+    tokens that go to another rank of one axis reach their final rank with that, so that the axes after it are priced
+    for the other tokens alone. Such a trainer sends no token twice (the dispatcher `alltoall` of Megatron-Core): where
+    no dim is split over an axis, each of its ranks sends a part. Partial sums are reduced and scattered over this axis
+    before the exchange, and tokens that are whole after it are gathered.
+
+    Args:
+        local: bytes that a rank holds.
+
+    Returns:
+        Host time, see `convert`.
+    """
+    sizes, links = stage.axes, stage.links
+    is_joined = reason.copies > 0.0 and stage.hardware.joins_exchanges > 0.0
+    ranks = 1.0
+    for a in range(sizes.shape[0]):
+        if source[a] >= 0 and target[a] >= 0 and source[a] != target[a]:
+            ranks *= sizes[a]
+    sent = local
+    if reason.copies > 0.0 and stage.hardware.copies_once > 0.0:
+        sent *= sent_share(reason.copies, ranks)
+    in_parts = is_joined and ranks > 1.0
+    waited = 0.0
+    for a in range(sizes.shape[0]):
+        if in_parts and sizes[a] > 1.0 and _is_unsplit(source[a]) and _is_unsplit(target[a]):
+            if source[a] == PARTIAL:
+                waited += links[a].host_time
+                times[REDUCE_SCATTER] += spend(REDUCE_SCATTER, a, False, stage, sent, reason, recorder)
+            sent /= sizes[a]
+    part = sent
+    for a in range(sizes.shape[0]):
+        if source[a] == UNKNOWN or target[a] == UNKNOWN:
+            # Once decided it may be an all-to-all; a joined one would leave fewer bytes to the axes after it.
+            part /= sizes[a] if is_joined else 1.0
+        elif source[a] >= 0 and target[a] >= 0 and source[a] != target[a]:
+            waited += links[a].host_time
+            times[ALL_TO_ALL] += spend(ALL_TO_ALL, a, False, stage, part, reason, recorder)
+            part /= sizes[a] if is_joined else 1.0
+        elif source[a] == PARTIAL and target[a] == BROADCAST and not in_parts:
+            waited += links[a].host_time
+            times[ALL_REDUCE] += spend(ALL_REDUCE, a, False, stage, local, reason, recorder)
+    for a in range(sizes.shape[0] - 1, -1, -1):
+        if in_parts and sizes[a] > 1.0 and _is_unsplit(source[a]) and _is_unsplit(target[a]):
+            sent *= sizes[a]
+            if target[a] == BROADCAST:
+                waited += links[a].host_time
+                times[ALL_GATHER] += spend(ALL_GATHER, a, False, stage, sent, reason, recorder)
+    return waited
+
+
 @borrowing(float64(float64, int64[::1], int64[::1], int64, STAGE, float64[::1], REASON, RECORDER))
 def convert(
     data: float,
@@ -185,10 +253,6 @@ def convert(
     recorder: Recorder,
 ) -> float:
     """Adds the exposed seconds of the collectives that turn the placement `source` into `target` to `times`.
-
-    A trainer may send tokens that go to experts over several axes in one joined exchange. It is priced axis by axis:
-    tokens that go to another rank of one axis reach their final rank with that, so that the axes after it are priced
-    for the other tokens alone.
 
     Args:
         data: bytes of the whole tensor.
@@ -214,25 +278,7 @@ def convert(
                     REDUCE_SCATTER, a, target[a] == batch_dim, stage, local, reason, recorder
                 )
             local /= sizes[a]
-    sent = local
-    if reason.copies > 0.0 and stage.hardware.copies_once > 0.0:
-        ranks = 1.0
-        for a in range(sizes.shape[0]):
-            if source[a] >= 0 and target[a] >= 0 and source[a] != target[a]:
-                ranks *= sizes[a]
-        sent *= sent_share(reason.copies, ranks)
-    is_joined = reason.copies > 0.0 and stage.hardware.joins_exchanges > 0.0
-    for a in range(sizes.shape[0]):
-        if source[a] == UNKNOWN or target[a] == UNKNOWN:
-            # Once decided it may be an all-to-all; a joined one would leave fewer bytes to the axes after it.
-            sent /= sizes[a] if is_joined else 1.0
-        elif source[a] >= 0 and target[a] >= 0 and source[a] != target[a]:
-            waited += links[a].host_time
-            times[ALL_TO_ALL] += spend(ALL_TO_ALL, a, False, stage, sent, reason, recorder)
-            sent /= sizes[a] if is_joined else 1.0
-        elif source[a] == PARTIAL and target[a] == BROADCAST:
-            waited += links[a].host_time
-            times[ALL_REDUCE] += spend(ALL_REDUCE, a, False, stage, local, reason, recorder)
+    waited += _exchange(local, source, target, stage, times, reason, recorder)
     for a in range(sizes.shape[0] - 1, -1, -1):
         if source[a] >= 0 and (target[a] == BROADCAST or target[a] == PARTIAL):
             local *= sizes[a]
