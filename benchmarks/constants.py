@@ -105,9 +105,10 @@ SHARED = {
 CLOCKS = ("V100", "A100", "H100", "H100-96GB", "GB200", "GB300")
 BLACKWELL = ("B200", "B300")
 """Devices whose runs are fitted with those of the GB200, whose chips they have."""
-LINKS = ("infiniband", "ethernet", "nvlink")
-"""Kinds of links that are fitted: links between hosts, and the switches inside one host."""
-KINDS = {"infiniband": ("infiniband", "omni-path"), "ethernet": ("ethernet",), "nvlink": ("nvlink",)}
+LINKS = ("infiniband", "nvlink")
+"""Kinds of links that are fitted: links between hosts, and the switches inside one host. Ethernet is not: of its runs,
+only InternEvo's depend on it, which cannot tell a slow network from less overlap."""
+KINDS = {"infiniband": ("infiniband", "omni-path"), "nvlink": ("nvlink",)}
 OF_STEP = ("gradient_overlap", "step_overhead_ms", "send_host_ms", "micro_batch_ms")
 """Constants that only `step` reads, so that the costs of units do not depend on them."""
 
