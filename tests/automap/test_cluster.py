@@ -112,7 +112,7 @@ def test_groups_inside_a_host_see_its_own_link_and_share_the_nic_between_hosts()
     )
 
 
-@pytest.mark.parametrize("kind", ["GB200", "GB300", "TPU-v5p", "TPU-v5e"])
+@pytest.mark.parametrize("kind", ["GB200", "GB300", "TPU-v4", "TPU-v5p", "TPU-v5e"])
 @pytest.mark.parametrize("devices", [1, 4, 8, 36, 72])
 def test_a_part_of_a_rack_or_slice_has_one_network_interface_for_each_device(kind, devices):
     cluster = parse_cluster(f"2x{devices}x{kind}")

@@ -63,7 +63,7 @@ def test_names_and_aliases_are_given_once() -> None:
 
 
 def test_a_full_mesh_gives_a_group_the_links_among_it() -> None:
-    for name in ("infinity-fabric-3", "gaudi3-ethernet"):
+    for name in ("infinity-fabric-3", "gaudi2-ethernet", "gaudi3-ethernet"):
         shares = LINKS[name].share_by_ranks
         assert {int(size): share for size, share in shares.items()} == {
             size: pytest.approx((size - 1) / 7, abs=1e-3) for size in range(2, 8)
@@ -125,7 +125,7 @@ def test_a_device_of_ones_own_may_have_ethernet_of_any_rate() -> None:
         ({"peak_TFLOPs": {"fp8": 3}}, "peak_TFLOPs", "no arithmetic"),
         ({"curves_of": "H1000"}, "curves_of", "Did you mean H100"),
         ({"intra_node_link": "nvlink9"}, "intra_node_link", "Did you mean nvlink"),
-        ({"intra_node_link": "ethernet-100"}, "intra_node_link", "Use one of gaudi3-ethernet"),
+        ({"intra_node_link": "ethernet-100"}, "intra_node_link", "Use one of gaudi2-ethernet"),
         ({"inter_node_link": "nvlink4"}, "inter_node_link", "does not connect hosts"),
         ({"name": "h100"}, "name", "this name is taken"),
         ({"aliases": ["A100"]}, "name", "this name is taken"),

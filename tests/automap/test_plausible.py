@@ -38,6 +38,8 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any], tuple[float, float]]
     ("gpt2-medium", "1x8xT4", {**DDP, "precision": "fp16", "global_batch": 64}, {"micro_batch": 4}, (0.15, 0.4)),
     ("gpt2-medium", "1x8xA10", {**DDP, "global_batch": 64}, {"micro_batch": 4}, (0.15, 0.45)),
     ("gpt2-medium", "1x8xL4", {**DDP, "global_batch": 64}, {"micro_batch": 4}, (0.1, 0.4)),
+    ("llama3-8b", "1x64xTPU-v4", {"trainer": "generic", "global_batch": 64}, {"zero": 3}, BUSY),
+    ("llama3-8b", "1x8xGaudi2", {"trainer": "deepspeed", "global_batch": 64}, {"zero": 3}, BUSY),
     ("llama3-8b", "1x8xGaudi3", {"trainer": "deepspeed", "global_batch": 64}, {"zero": 3}, BUSY),
     ("mixtral-8x7b", "8x8xH100", {**MEGATRON, "global_batch": 256}, {"ep": 8, "pp": 2, "zero": 1}, BUSY),
     ("gpt:layers=24,hidden=2048,heads=16,vocab_size=262144", "1x8xA100", {**MEGATRON, "global_batch": 64},
