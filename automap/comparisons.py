@@ -20,13 +20,15 @@ class Change:
     """Seconds that a step takes less with this change after those before it; negative where it takes longer. The sum
     over all changes is the whole difference."""
     parts_s: Mapping[str, float]
-    """What these seconds consist of: compute, communication, bubble, optimizer and overhead of the busiest rank."""
+    """Seconds of `saved_s` by what they are saved in: compute, communication, bubble, optimizer and overhead of the
+    busiest rank."""
     fits: bool
     """Whether the plan with the changes so far fits into memory."""
     alone_s: float | None
-    """Step time of the user's plan with this change alone; null if that is not a plan, or does not fit."""
+    """Step time of the user's plan with this change alone, seconds; null if there is no such plan, or it does not
+    fit."""
     without_s: float | None
-    """Step time of the plan found without this change; null if that is not a plan, or does not fit."""
+    """Step time of the plan found without this change, seconds; null if there is no such plan, or it does not fit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,11 +38,11 @@ class Yours:
     name: str
     """Name of its file; `plan` for a plan document."""
     step_time_s: float
-    """Its predicted step time, also where it does not fit."""
+    """Its predicted step time, also where it does not fit, seconds."""
     shortage: str | None
     """Where and by how much it does not fit into memory; null if it fits."""
     notes: tuple[str, ...] = ()
-    """What its file says without effect on the price, and what is unusual about it."""
+    """Settings of its file that the price does not depend on, and what is unusual about the plan."""
     changes: tuple[Change, ...] = ()
     """The changes that lead from it to the plan found, in the order in which they are made."""
 
@@ -50,15 +52,15 @@ class Beside:
     """A plan with other degrees of parallelism than the one that is returned, for people to see what else there is."""
 
     strategy: str
-    """One line that describes it."""
+    """One line that describes the plan."""
     step_time_s: float
-    """Its predicted step time."""
+    """Predicted step time of the plan, seconds."""
     memory: float
-    """Share of the memory of its fullest device."""
+    """Share of its memory that the fullest device uses, 0..1."""
     tie: bool
     """Whether the estimate cannot tell its step time from that of the fastest plan found."""
     data_parallel: str | None = None
-    """What runs it where all devices are replicas and nothing else, such as DDP; null for other plans."""
+    """Software that runs the plan if it is pure data parallelism, such as DDP; null for other plans."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +68,6 @@ class TargetCost:
     """The best plan that was found for any trainer, where it is faster than the best one of the target."""
 
     step_time_s: float
-    """Its predicted step time."""
+    """Predicted step time of the plan, seconds."""
     beyond: tuple[str, ...]
-    """What of it the target cannot express."""
+    """The parts of the plan that the target cannot express, one sentence for each."""

@@ -48,7 +48,8 @@ class Schedule:
     kind: ScheduleKind = "1f1b"
     """Rule that orders the passes of each pipeline rank; `explicit`: the list in `order`."""
     order: tuple[tuple[str, ...], ...] | None = None
-    """Actions of each pipeline rank in torch's words (see `automap.schedule`) if the kind is `explicit`, else null."""
+    """Actions of each pipeline rank if the kind is `explicit`, else null: `0F3` is the forward pass of micro-batch 3 on
+    stage 0, `0B3` its backward pass, `0I3` and `0W3` the gradients of inputs and of weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,9 +57,9 @@ class Zero:
     """ZeRO: stage 1 shards optimizer state over mesh axes, stage 2 gradients too, stage 3 parameters too."""
 
     stage: Annotated[int, Range(0, 3)] = 0
-    """0 shards nothing."""
+    """ZeRO stage: 0 shards nothing, 1 the optimizer state, 2 also the gradients, 3 also the parameters."""
     axes: tuple[str, ...] = ()
-    """Mesh axes over which the states are sharded."""
+    """Mesh axes over which they are sharded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +69,7 @@ class AxisSharding:
     inputs: tuple[str, ...]
     """One placement for each tensor operand, in the order of the operator."""
     outputs: tuple[str, ...]
-    """One placement for each result."""
+    """One placement for each result of the operator."""
 
     @staticmethod
     def of(signature: Signature) -> AxisSharding:
@@ -94,15 +95,15 @@ class Stage:
     zero: Zero = Zero()
     """What is sharded among the replicas; the same in all stages."""
     shardings: Mapping[str, Mapping[str, AxisSharding]] = field(default_factory=dict)
-    """Operator or glob (see `automap.globs`) -> axis -> placements; the most specific glob wins."""
+    """Operator or glob -> axis -> placements; the most specific glob wins. `*` matches one dotted component of a name
+    or a part of it, `**` anything."""
     recompute: tuple[str, ...] = ()
     """Operators or globs of regions that keep only their inputs and are computed again in the backward pass."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sync:
-    """How replicas, which are the ranks of the first batch axis, stay consistent; see
-    `automap.runtime.executor.replica_averaging`.
+    """How replicas, which are the ranks of the first batch axis, stay consistent.
 
     Raises:
         PlanError: fields that do not belong to the kind, or are out of bounds.
@@ -168,9 +169,10 @@ class Degrees:
     tensor: Count
     """Ranks that split weights."""
     context: Count
-    """Ranks that split the sequence of attention, and no batch."""
+    """Ranks that split the sequence of attention, and not the batch."""
     expert: Count
-    """Ranks over which whole experts are spread; ranks of an axis that other operators use for something else."""
+    """Ranks over which whole experts are spread. Other operators use these ranks for something else, mostly to split
+    the batch, so that they count in `data` or another degree too."""
     other: Count
     """Ranks that split another dim of activations, such as rows of pixels."""
     repeated: Count
@@ -182,9 +184,9 @@ class Degrees:
     virtual_stages: Count
     """Stages of each pipeline rank."""
     zero: Annotated[int, Range(0, 3)]
-    """Stage of ZeRO."""
+    """ZeRO stage: 0 shards nothing, 1 the optimizer state, 2 also the gradients, 3 also the parameters."""
     micro_batch: Samples
-    """Samples of a micro-batch on one device, on that which has most."""
+    """Samples of a micro-batch on one device; if devices have different numbers of samples, the largest of them."""
     accumulation_steps: Samples
     """Micro-batches of a step, whose gradients are added up."""
     sequence_length: Annotated[int, Range(1, 1 << 40)] | None
@@ -208,7 +210,7 @@ class DeviceMemory:
     parameters: float
     """Parameters in the precision of training; float32 masters are part of `optimizer`."""
     gradients: float
-    """Those that are there in that moment: none where the backward pass has made none yet."""
+    """Gradients that exist in this moment; 0 if the backward pass has made none yet."""
     optimizer: float
     """State of the optimizer, such as moments and masters."""
     activations: float
@@ -216,9 +218,10 @@ class DeviceMemory:
     buffers: float
     """Communication and gather buffers, temporaries and what the framework holds."""
     capacity: float
-    """What the device has, without what the user reserves."""
+    """Memory of the device, without what `hints.memory_reserve_bytes` keeps for other programs."""
     reserve: float = 0.0
-    """What is kept free because predictions may be too low, so that a plan fits with `training.memory_confidence`."""
+    """Part of the capacity that is kept free because predictions may be too low: with it, the probability that a plan
+    fits is `training.memory_confidence`."""
 
     @property
     def total(self) -> float:
@@ -248,7 +251,7 @@ class Estimate:
     lower_bound_s: float
     """Seconds below which no plan of the problem can be, by the same cost model."""
     fit_probability: float | None = None
-    """Probability that the plan fits into the memory of all its devices, 0..1, see `automap.memory_band`."""
+    """Probability that the plan fits into the memory of all its devices, 0..1."""
     timeline: tuple[tuple[tuple[str, float, float], ...], ...] | None = None
     """Actions of each pipeline rank in order, each with the seconds at which it begins and ends; null unless
     requested."""
@@ -285,7 +288,8 @@ class Plan:
     sync: Sync = Sync()
     """How the replicas stay consistent."""
     degrees: tuple[Degrees, ...] = ()
-    """One if all stages have the same, else one for each stage; written with the estimate."""
+    """Degrees of parallelism: one entry if all stages have the same, else one for each stage. Written with the
+    estimate, and not read."""
     estimate: Estimate | None = None
     """What the plan is predicted to cost; null in a plan by hand that has not been priced."""
     measured: Mapping[str, Any] | None = None

@@ -318,8 +318,10 @@ def _record(kind: Any, definitions: dict[str, Any], at: str) -> dict[str, Any]:
         description = {"description": told[field.name]} if field.name in told else {}
         # A description in the type of the field, for this one document, has precedence.
         properties[field.name] = description | definition(hints[field.name], definitions, at=at)
+    first, _, _ = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")
     return {
         "type": "object",
+        "description": " ".join(first.split()),
         "properties": properties,
         "required": [
             f.name for f in fields if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING

@@ -23,11 +23,11 @@ class TrialRecord:
     strategy: str
     """One line that describes the plan."""
     found_by: str
-    """Searcher that found the plan; `dqn` also where it led the trials."""
+    """Searcher that found the plan; `dqn` also for plans that it chose for a trial."""
     expected_s: float
     """Step time that was expected of the plan from its estimate and the trials before it, seconds."""
     outcome: str
-    """`ok`, or the kind of failure, see `automap.runtime.launch.launcher`."""
+    """`ok`, or the kind of failure: one of the outcomes that docs/runtime.md lists."""
     message: str
     """Reason of a failure; empty if the outcome is ok."""
     predicted: Mapping[str, float]
@@ -40,8 +40,7 @@ class TrialRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """How measured step times compare with the estimates. The estimates are not changed by it; see
-    `automap.runtime.trial.calibration`."""
+    """How the step times that trials measured compare with the estimates, which are left as they are."""
 
     num_trials: int
     """Number of trials that were measured."""
@@ -74,13 +73,13 @@ class SearchRecord:
     searchers: Mapping[str, float | None] = field(default_factory=dict)
     """Best step time of each searcher that ran, seconds; null if it found no plan that fits."""
     history: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
-    """How each searcher got faster: (number of plans that all had priced, step time in seconds) at the moments when it
-    found a faster plan than it had, of many moments some, see `agents.results.history`."""
+    """How each searcher got faster: pairs of the number of plans that all searchers had priced and its best step time
+    in seconds, one for each faster plan that it found, thinned out to at most 32."""
     yours: Yours | None = None
     """The plan that the user runs today (`hints.baseline`), and what this plan changes; null without one."""
     any_trainer: TargetCost | None = None
-    """The best plan found without the target, and what of it the target cannot express; null without a target, or
-    where it is hardly faster."""
+    """The best plan found without the target, and what of it the target cannot express; null without a target, or if
+    that plan is hardly faster."""
     beside: tuple[Beside, ...] = ()
     """The best plans with other degrees of parallelism, the fastest first."""
     first_s: float | None = None

@@ -125,6 +125,8 @@ def test_figures_of_a_plan_are_finite():
 @pytest.mark.parametrize("schema", [plan_schema, problem_schema, gnn_plan_schema])
 def test_a_published_schema_says_what_every_key_means(schema):
     for name, record in schema()["$defs"].items():
+        assert len(record["description"].split()) >= 3, f"write below {name} what it means"
+        assert not record["description"].startswith(f"{name}("), f"{name} has no docstring"
         for key, found in record["properties"].items():
             assert len(found.get("description", "").split()) >= 3, f"write below {name}.{key} what it means"
 
