@@ -87,7 +87,7 @@ def _read(text: str | bytes, field: str, error: type[UserError], shown: str) -> 
     except RecursionError:
         raise _too_deep(field, error) from None
     except ValueError as fault:
-        why = f"no UTF-8 at byte {fault.start}" if isinstance(fault, UnicodeDecodeError) else str(fault)
+        why = f"not UTF-8 at byte {fault.start}" if isinstance(fault, UnicodeDecodeError) else str(fault)
         why = why if text.strip() else "it is empty"
         repair = "Write one JSON document in UTF-8."
         raise error(f"cannot be read as JSON ({why})", field=field or DOCUMENT, value=shown, repair=repair) from None

@@ -41,9 +41,10 @@ def load_function(source: str) -> Callable[[], Any]:
     """
     file, _, function = source.rpartition(":")
     path = Path(file)
-    if not path.is_file() or not function:
+    if not path.is_file():
         repair = "Write FILE.py:FUNCTION, as in examples/gpt2.py:gpt2."
-        raise ModelError("no such file", field="source", value=source, repair=repair)
+        text = "names no function" if Path(source).is_file() else "no such file"
+        raise ModelError(text, field="source", value=source, repair=repair)
     spec = importlib.util.spec_from_file_location(f"automap_user_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise ModelError("not a Python file", field="source", value=source, repair="Write FILE.py:FUNCTION.")

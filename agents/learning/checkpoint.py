@@ -122,7 +122,7 @@ def read_about(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as fault:
         raise _refused(folder, f"cannot be read: {fault}") from None
     if not isinstance(about, dict):
-        raise _refused(folder, "describes no network")
+        raise _refused(folder, "does not describe a network")
     return about
 
 

@@ -65,7 +65,7 @@ def load(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as fault:
-        reason = fault.strerror if isinstance(fault, OSError) else "no UTF-8"
+        reason = fault.strerror if isinstance(fault, OSError) else "not UTF-8"
         repair = "Name a readable file."
         raise PlanError(f"cannot be read ({reason})", field="baseline", value=str(path), repair=repair) from None
     if path.suffix == ".json":

@@ -172,7 +172,7 @@ def _deepspeed_stages(given: Mapping[str, Any]) -> dict[str, Any]:
         what = f"is not the number of lists of modules, {len(modules)}"
         raise refuse("pipeline.stages", given.get("stages"), what, "Export it again.")
     if again and {*map(str, again)} != {*map(str, layers)}:
-        raise refuse("pipeline.recompute", again, "is a part of the layers", "Recompute all of them, or none.")
+        raise refuse("pipeline.recompute", again, "names only some of the layers", "Recompute all of them, or none.")
     counts = tuple(sum(path in layers for path in paths) for paths in modules)
     return {"pp": len(modules), "layers": counts, "recompute": "full" if again else "none"}
 

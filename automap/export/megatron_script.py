@@ -101,7 +101,7 @@ def _check_kind(flags: Mapping[str, str | None]) -> None:
         if name.replace("-", "_") in _TRANSFORMERS:
             repair = "Give DeepSpeed's JSON or accelerate's YAML with a training_arguments.json beside it."
             raise refuse(
-                f"--{name}", value or "set", "is an argument of transformers, of which no script is read", repair
+                f"--{name}", value or "set", "is an argument of transformers, whose scripts cannot be read", repair
             )
 
 

@@ -41,7 +41,7 @@ def read_configuration(path: Path) -> Stated:
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as fault:
-        reason = fault.strerror if isinstance(fault, OSError) else "no UTF-8"
+        reason = fault.strerror if isinstance(fault, OSError) else "not UTF-8"
         repair = "Name one of its files, such as megatron.sh." if path.is_dir() else "Name a readable file."
         raise PlanError(f"cannot be read ({reason})", field="from", value=str(path), repair=repair) from None
     return read_text(path.name, text, arguments_beside(path), files_beside(path))
@@ -126,7 +126,7 @@ def _pytorch(document: Mapping[str, Any]) -> Stated:
     check_shards("mesh.shape", sizes["replicate"], sizes["shard"])
     again = set(document["recompute"])
     if again and again != set(layers):
-        raise refuse("recompute", sorted(again), "is a part of the layers", "Recompute all of them, or none.")
+        raise refuse("recompute", sorted(again), "names only some of the layers", "Recompute all of them, or none.")
     degrees = {"tp": sizes["tensor"], "pp": sizes["pipe"], "zero": document["zero"], "sequence_parallel": False}
     degrees["dp"] = sizes["replicate"] * sizes["shard"]
     degrees |= {"micro_batch": document["micro_batch"], "recompute": "full" if again else "none"}

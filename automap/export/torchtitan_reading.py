@@ -54,7 +54,7 @@ def read_torchtitan(text: str) -> Stated:
     try:
         document = _modern(tomllib.loads(text))
     except tomllib.TOMLDecodeError as fault:
-        raise refuse("toml", str(fault), "is no TOML", "Mend the file.") from None
+        raise refuse("toml", str(fault), "is not TOML", "Correct the file.") from None
     way, training = section(document, "parallelism"), section(document, "training")
     check_names(document, tuple(_READ))
     for name, read in _READ.items():

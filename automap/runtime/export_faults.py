@@ -52,7 +52,7 @@ def while_exporting(module: nn.Module, exported: Any, fault: Exception) -> Model
     path, where = innermost(module, chain)
     inside = type(module.get_submodule(path)).__name__
     if "data-dependent" in text or "DataDependent" in "".join(type(link).__name__ for link in chain):
-        what = "branches or loops on the values of a tensor, which a graph cannot"
+        what = "branches or loops on the values of a tensor, which a graph cannot express"
         repair = "Write it with operators on whole tensors (torch.where, masks), or export a model without it."
     else:
         what = f"cannot be exported: {_first_line(chain[-1])}"
@@ -64,7 +64,7 @@ def while_exporting(module: nn.Module, exported: Any, fault: Exception) -> Model
 def _untranslated(module: nn.Module, exported: Any, text: str, fault: Exception) -> ModelError:
     """The error of an operator that torch's exporter cannot write as ONNX."""
     if _COMPLEX.search(text):
-        what = "computes with complex numbers (view_as_complex, polar, fft), which ONNX has not"
+        what = "computes with complex numbers (view_as_complex, polar, fft), which ONNX does not have"
         repair = "Write it with real numbers, such as a rotary embedding with cosines and sines."
         return ModelError(what, field="module", value=type(module).__name__, repair=repair)
     found = _NO_FUNCTION.search(text) or _TARGET.search(text)

@@ -62,7 +62,9 @@ class SideProcesses:
             self._limiter = CapacityLimiter(MOST)
         if self._limiter.statistics().tasks_waiting >= self._most_waiting:
             waiting = f"{self._most_waiting} wait"
-            document = limit(503, "Too many wait", field=task, value=waiting, repair="Send it again shortly.")
+            document = limit(
+                503, "Too many requests are waiting", field=task, value=waiting, repair="Send it again shortly."
+            )
             raise HTTPException(503, document, {"Retry-After": "5"})
         head = {"task": task, "document": document, "num_bytes": len(graph), "limit_s": LIMIT_S}
         line = await anyio.to_thread.run_sync(self._ask, head, graph, limiter=self._limiter)

@@ -160,7 +160,7 @@ def test_several_hosts_are_told_how_to_start(target: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("recompute", ["h.0"], "recompute: is a part of the layers"),
+        ("recompute", ["h.0"], "recompute: names only some of the layers"),
         ("mesh", {"dim_names": ["pipe", "tensor", "replicate", "shard"], "shape": [1, 2, 4, 1]}, "in front of .shard."),
         ("mesh", {"dim_names": ["pipe", "replicate", "shard", "tensor"], "shape": [1, 2, 2, 2]}, "cannot be priced"),
         ("mesh", {"dim_names": ["pipe"], "shape": [1, 2]}, "Export it again"),

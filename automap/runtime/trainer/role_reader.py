@@ -85,7 +85,7 @@ def _staged(plan: Plan, graph: Graph) -> Iterator[tuple[Operator, int]]:
             yield op, number
     if number + 1 < len(plan.stages):
         name = plan.stages[number + 1].operators[0]
-        raise refuse(f"stages[{number + 1}].operators", name, "begins nowhere in the model", "Correct the name.")
+        raise refuse(f"stages[{number + 1}].operators", name, "is not an operator of the model", "Correct the name.")
 
 
 def _signature(stage: Stage, number: int, graph: Graph, op: Operator, axis: str | None) -> Signature | None:

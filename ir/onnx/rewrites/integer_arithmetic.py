@@ -147,7 +147,9 @@ def _unpacked(
         # Each row of the table has scales for its blocks.
         if node.attributes.get("gather_axis", 0) != 0 or len(scale.shape) != 2:
             repair = "Hand in the model as it was before it was quantised."
-            raise refuse("a GatherBlockQuantized looks no rows of a matrix up", node.name or node.outputs[0], repair)
+            raise refuse(
+                "a GatherBlockQuantized does not look up rows of a matrix", node.name or node.outputs[0], repair
+            )
         given, rows = stored[weight], scale.shape[0]
         per_byte = 8 // int(node.attributes.get("bits", 4)) if given.dtype == "uint8" else 1
         columns = prod(given.shape) * per_byte // rows if not _is_float(given) else given.shape[1]

@@ -280,7 +280,7 @@ def add_places(builder: GraphBuilder, node: Node, inputs: Sequence[str]) -> None
     shape, dim = builder.operand(inputs[0]).shape_at(builder.export_batch), node.attributes["dim"]
     if len(shape) != 2:
         repair = "Compute every expert on every token, and multiply by weights that are zero for the others."
-        raise refuse(f"operator {node.name} (NonZero) reads no mask [tokens, choices]", inputs[0], repair)
+        raise refuse(f"operator {node.name} (NonZero) does not read a mask [tokens, choices]", inputs[0], repair)
     places = np.zeros((2, shape[dim]), np.int64)
     places[dim] = np.arange(shape[dim])
     builder.constant(node.outputs[0], places)

@@ -35,7 +35,7 @@ PING_S = 15.0
 @router.get(
     "/{job_id}/events",
     response_class=StreamingResponse,
-    responses=openapi.refusals(s404="No such job.", s422="The id of the last event is none.")
+    responses=openapi.refusals(s404="No such job.", s422="`Last-Event-ID` is not the id of an event.")
     | openapi.event_stream()
     | {204: {"description": "The job has ended, and there is nothing after that event."}},
 )
@@ -66,7 +66,7 @@ async def watch_job(
         first = await anext(lines)  # here, where a fault still becomes an answer
     except FeedFull:
         listening, repair = f"{MOST_LISTENERS} at a time", "Ask for the job with ?wait= in place of its events."
-        fault = limit(503, "Too many listen", field="events", value=listening, repair=repair)
+        fault = limit(503, "Too many event streams are open", field="events", value=listening, repair=repair)
         raise HTTPException(503, fault, {"Retry-After": "5"}) from None
 
     async def all_lines() -> AsyncIterator[bytes]:
