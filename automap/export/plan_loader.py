@@ -219,7 +219,7 @@ class Reached:
         scatter(*unused)
 
     def own(self) -> Tensor:
-        """[parameters] 1 for each that this process has reached in a step."""
+        """[parameters] 1 for each that this process has reached in a step, 0 for the others."""
         found = torch.zeros(len(self.numbers), device=self.device)
         for stage in self.stages:
             for name, parameter in stage.named_parameters():
@@ -235,7 +235,7 @@ class Reached:
 
 
 class StandIns:
-    """Stands in for layers that the code leaves out on this process, as its samples or random numbers say.
+    """Takes part in the collectives of layers that the code of this process leaves out, at random or by its samples.
 
     Processes gather the weights of a layer together and scatter its gradients together, all in the same order.
     """
@@ -248,11 +248,11 @@ class StandIns:
             layer.register_forward_pre_hook(self.meet, prepend=True, with_kwargs=True)
 
     def begin(self, stage: nn.Module, args: Any) -> None:
-        """In front of the stage."""
+        """Runs before the forward of the stage."""
         self.place = 0
 
     def meet(self, layer: nn.Module, args: Any, kwargs: Any) -> Any:
-        """In front of a layer: those between the one before it and this have been left out."""
+        """Runs before the forward of a layer: the layers between the last one that ran and this one were left out."""
         place = self.layers.index(layer)
         if torch._C._current_graph_task_id() != -1 or place < self.place:
             return None  # It is run again in the backward pass, or a second time in the forward pass.
@@ -260,15 +260,15 @@ class StandIns:
         return through(passed, (args, kwargs), is_trained=any(p.requires_grad for p in layer.parameters()))
 
     def end(self, stage: nn.Module, args: Any, output: Any) -> Any:
-        """Behind the last layer."""
+        """Runs after the forward of the stage: the layers after the last one that ran were left out."""
         passed, self.place = self.layers[self.place :], len(self.layers)
         return through(passed, output, is_trained=False) if passed else None
 
 
 def through(layers: Sequence[nn.Module], tree: Any, *, is_trained: bool) -> Any:
-    """Hands a tensor through what torch does around some layers, and gives it a gradient where what follows is trained.
+    """Does with a tensor of `tree` what FSDP does before and after each of some layers, without running the layers.
 
-    Gradients of a layer that reads no tensor with a gradient would be scattered behind those of all others.
+    If they or what follows is trained, the tensor gets a gradient: otherwise their gradients would be scattered last.
     """
     is_trained |= any(p.requires_grad for layer in layers for p in layer.parameters())
     leaves, structure = tree_flatten(tree)
@@ -295,7 +295,7 @@ def cut(model: nn.Module, paths: Sequence[Sequence[str]]) -> tuple[list[nn.Modul
     home = {path: number for number, inside in enumerate(paths) for path in inside}
 
     def owner(path: str) -> str:
-        """The module of a stage that a module is, or is in."""
+        """The path in `paths` that a module has or is below; empty without one."""
         while path and path not in home:
             path = path.rpartition(".")[0]
         return path
@@ -323,7 +323,7 @@ def cut(model: nn.Module, paths: Sequence[Sequence[str]]) -> tuple[list[nn.Modul
 
 
 def handed_on(x: Tensor) -> Tensor:
-    """A tensor that crosses between stages: contiguous, as its gradient is, because torch sends nothing else."""
+    """A tensor that crosses between stages. It and its gradient are made contiguous: torch sends no other tensors."""
     found = x.contiguous()
     if found.requires_grad:
         found.register_hook(Tensor.contiguous)  # type: ignore[no-untyped-call]
@@ -331,7 +331,7 @@ def handed_on(x: Tensor) -> Tensor:
 
 
 def stage_of(graph: fx.Graph, place: dict[fx.Node, int], number: int, bounds: list[list[fx.Node]]) -> fx.Graph:
-    """The program of one stage; `bounds` are the tensors that cross into each."""
+    """The program of one stage; `bounds` are the tensors that cross into each stage."""
     mine = {node for node, stage in place.items() if stage == number}
     for node in reversed(graph.nodes):
         mine |= {n for n in node.all_input_nodes if n not in place} if node in mine else set()
@@ -370,7 +370,7 @@ def called_parts(module: nn.Module) -> list[nn.Module]:
 
 
 def check_recomputed(modules: Mapping[str, nn.Module], paths: Sequence[str]) -> None:
-    """Refuses layers to be computed again that have no code of their own, by which they would run.
+    """Refuses to recompute modules that have no forward of their own, such as lists of layers.
 
     Raises:
         ValueError: names the first of them.
@@ -382,7 +382,7 @@ def check_recomputed(modules: Mapping[str, nn.Module], paths: Sequence[str]) -> 
 
 
 def shared_names(model: nn.Module) -> list[set[str]]:
-    """The names of each parameter that has several."""
+    """For each parameter with several names, these names."""
     names: dict[int, set[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), set()).add(name)
@@ -395,7 +395,7 @@ def parameter_names(module: nn.Module) -> set[str]:
 
 
 def check_alike(model: nn.Module) -> None:
-    """Refuses models that processes have built in different ways, each of which would train a part of its own one.
+    """Refuses models that differ from process to process: each process would train a part of another model.
 
     Raises:
         ValueError: on every process, names the first parameter that differs.
@@ -441,7 +441,7 @@ def interleaved(pieces: Sequence[int], ranks: int) -> Tensor:
 
 
 def matches(path: str, glob: str) -> bool:
-    """Whether a path of a module is one of a glob, whose `*` stand for single numbers."""
+    """Whether a glob matches the path of a module; each `*` stands for one number."""
     return fnmatchcase(path, glob) and path.count(".") == glob.count(".")
 
 

@@ -32,7 +32,7 @@ class Stacks:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pretraining:
-    """What trains a model."""
+    """The script that trains a model, and what it must be told about the model."""
 
     script: str | None
     """The file; None where Megatron-LM has none for such a model, or the graph does not tell."""

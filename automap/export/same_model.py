@@ -12,7 +12,7 @@ from ir.layers import is_one_stack
 
 
 def check_model(stated: Stated, name: str, evaluator: Evaluator) -> None:
-    """Refuses a configuration for another model: of other sizes, as far as both say them plainly.
+    """Refuses a configuration whose sizes of layers are not those of the model, as far as both state them.
 
     Args:
         stated: the configuration.

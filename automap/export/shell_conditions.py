@@ -64,7 +64,7 @@ def plain(word: str) -> str:
 
 
 def unknown(text: str) -> str:
-    """The mark of what is not known, which is shown as a text."""
+    """The mark for an unknown value; it is shown as this text."""
     return f"{OPEN}{' '.join(plain(text).split()).translate(_HIDDEN)}{CLOSE}"
 
 
@@ -74,12 +74,12 @@ def is_known(word: str) -> bool:
 
 
 def both(one: bool | None, other: bool | None) -> bool | None:
-    """Whether two conditions hold, as far as it is known of each."""
+    """Whether two conditions hold together; None if that is not known."""
     return False if False in (one, other) else None if None in (one, other) else True
 
 
 def negated(held: bool | None) -> bool | None:
-    """Whether a condition does not hold, as far as it is known."""
+    """Whether a condition does not hold; None if that is not known."""
     return None if held is None else not held
 
 

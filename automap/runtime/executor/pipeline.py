@@ -93,7 +93,7 @@ class Pipeline:
 
     @torch.no_grad()
     def evaluate(self, data: Data) -> float | None:
-        """Forward passes of all micro-batches, which leave nothing behind; see `step`."""
+        """Forward passes of all micro-batches, without any effect on the training; see `step`."""
         for word, number, micro_batch in self._order:
             if word != FORWARD:
                 continue
