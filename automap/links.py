@@ -1,7 +1,8 @@
 """Kinds of links, and the names of those between hosts as people write them: `25Gbps` and `25GbE` mean `25Gbit`.
 
-A rate that no link has, such as `40Gbit`, is Ethernet of this rate: all Ethernet has one fitted efficiency. Which links
-there are is known to `automap.device_kinds`. Units: those named in the data keys; properties are in bytes/s.
+A rate that no link has, such as `40Gbit`, is Ethernet of this rate: below 100 Gbit/s with TCP, from there on with RDMA.
+Which links there are is known to `automap.device_kinds`. Units: those named in the data keys; properties are in
+bytes/s.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ _BITS = re.compile(r"(?P<number>\d{1,6}(\.\d{1,3})?) ?(?:(?i:g(?:iga)?bits?(?:/s
 """A rate in Gbit/s. A capital B, as in 25GB/s, means bytes."""
 _BYTES = re.compile(r"(?P<number>\d{1,6}(\.\d{1,3})?) ?GB(?:/s|ps)?", re.ASCII)
 """A rate in GB/s, which is refused: links between hosts are named by their bits."""
-_ETHERNET = "10gbit"
-"""The link that Ethernet of any other rate is like."""
+_TCP, _RDMA = "10gbit", "100gbit"
+"""The links that Ethernet of any other rate is like: below `_FIRST_RDMA`, and from there on."""
+_FIRST_RDMA = 100.0
+"""Gbit/s from which on Ethernet is taken to carry RDMA (assumed: that of the network cards of servers with GPUs)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,8 +41,8 @@ class Link:
     efficiency: Efficiency
     """Share of the line rate that collectives reach."""
     share_by_ranks: Mapping[str, Annotated[float, Range(1e-3, 1)]] = field(default_factory=dict)
-    """Number of ranks of a group -> share of the bandwidth that the group has, for links that form a mesh; groups of
-    other sizes have the full bandwidth."""
+    """Number of ranks of a group -> share of the bandwidth that the group has, for links that form a mesh or meet in
+    the processors of the host; groups of other sizes have the full bandwidth."""
     collectives: Mapping[str, CollectiveCurve] = field(default_factory=dict)
     """Kind of collective -> measured curve inside a host, as shares of the bandwidth. Collectives without a curve run
     at `efficiency` with the constants that all links share."""
@@ -82,7 +85,7 @@ def between_hosts(known: Mapping[str, Link], text: str, field: str) -> Link:
     gbit = None if bits is None else float(bits["number"])
     link = known.get(text.strip().lower()) or known.get("" if gbit is None else f"{gbit:.10g}gbit")
     if link is None and gbit:
-        return _ethernet(known[_ETHERNET], gbit)
+        return _ethernet(known[_TCP if gbit < _FIRST_RDMA else _RDMA], gbit)
     if link is not None and link.scope == "inter":
         return link
     raise ClusterError(

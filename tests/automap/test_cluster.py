@@ -85,7 +85,11 @@ def test_a_group_is_as_slow_as_its_slowest_host(text):
     for size in (2, 3, 5, cluster.num_devices):
         ranks = rng.permutation(cluster.num_devices)[:size].tolist()
         hosts = [cluster.node_of[rank] for rank in ranks]
-        rates = [cluster.links[cluster.hosts[h].intra_node_link].bytes_per_s for h in hosts if hosts.count(h) > 1]
+        rates = []
+        for host in hosts:
+            link, here = cluster.links[cluster.hosts[host].intra_node_link], hosts.count(host)
+            if here > 1:
+                rates.append(link.bytes_per_s * link.share_by_ranks.get(str(here), 1.0))
         for host in hosts if len(set(hosts)) > 1 else ():
             node = cluster.hosts[host]
             share = hosts.count(host) / node.num_devices * node.nics

@@ -70,6 +70,21 @@ def test_a_full_mesh_gives_a_group_the_links_among_it() -> None:
         }
 
 
+def test_devices_on_pcie_share_what_their_host_carries() -> None:
+    """All of a host together send as much as two of them."""
+    for name in ("pcie3", "pcie4", "pcie5"):
+        link = LINKS[name]
+        for size in range(2, 17):
+            assert size * link.group_bytes_per_s(size) == pytest.approx(2 * link.bytes_per_s, rel=0.01)
+
+
+def test_ethernet_of_any_rate_is_like_that_of_the_next_known_one() -> None:
+    for rate, known in (("12Gbit", "ethernet-10"), ("80Gbit", "ethernet-50"), ("160Gbit", "ethernet-100")):
+        node = parse_cluster(f"2x1xA100@{rate}")
+        link = node.links[node.nodes[0].inter_node_link]
+        assert link.efficiency == LINKS[known].efficiency
+
+
 def test_every_device_is_in_one_family_and_its_kernels_are_as_said() -> None:
     named = [device for devices in families().values() for device in devices]
     assert sorted(named) == sorted(DEVICES)
