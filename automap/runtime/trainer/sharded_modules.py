@@ -247,6 +247,10 @@ def split_modules(module: nn.Module, roles: Mapping[str, Role], layouts: TensorL
                 made[id(parameter)] = made[id(own)] = own
             child.register_parameter(name, made[id(parameter)])
         _run_by_role(child, role, layouts)
+    # Modules that share a parameter and are never called have no role, such as `shared` of T5.
+    for child in module.modules():
+        for name, parameter in list(child.named_parameters(recurse=False)):
+            child.register_parameter(name, made.get(id(parameter), parameter))
 
 
 def _run_by_role(module: nn.Module, role: Role, layouts: TensorLayouts) -> None:

@@ -78,3 +78,23 @@ def test_a_split_embedding_runs_its_own_code():
         role, layouts = Role(kind="vocabulary"), sharded_modules.layouts_of(axis)
         parts.append(sharded_modules._own_embedding(module.forward, module, role, layouts, torch.zeros(1), ids=ids))
     assert torch.equal(sum(parts).detach(), 3.0 * F.embedding(ids + 2, table))
+
+
+class Sharing(nn.Module):
+    """An embedding that the network holds by two names and calls by the second, as T5 does."""
+
+    def __init__(self):
+        super().__init__()
+        self.shared, self.words = nn.Embedding(6, 4), nn.Embedding(6, 4)
+        self.words.weight = self.shared.weight
+
+
+def test_a_shared_parameter_is_split_for_modules_that_are_never_called_too(monkeypatch):
+    """Otherwise ranks would keep the whole weight besides, which no step trains."""
+    network = Sharing()
+    monkeypatch.setattr(sharded_modules, "_split", lambda p, name, dim, *_: nn.Parameter(p.detach().chunk(2, dim)[0]))
+    axis = Axis(name="tp", number=0, size=RANKS, index=0, group=None)
+    roles = {"words": Role(kind="vocabulary")}
+    sharded_modules.split_modules(network, roles, sharded_modules.layouts_of(axis), mesh=None)
+    assert network.shared.weight is network.words.weight
+    assert network.shared.weight.shape == (3, 4)
