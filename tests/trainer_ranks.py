@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import dataclasses
 import functools
 import importlib.util
 import math
@@ -20,8 +21,10 @@ from torch import nn
 
 from automap.errors import PlanError
 from automap.plan import Plan, parse_devices
-from automap.runtime.trainer import IGNORED, parallelize
+from automap.runtime.trainer import IGNORED, entry, parallelize
+from automap.runtime.trainer.role_reader import read_roles
 from ir import zoo
+from ir.factors import BROADCAST, PARTIAL
 from ir.zoo.net import Net
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "train_gpt.py"
@@ -329,3 +332,34 @@ def run_ranks(size, cases, folder):
     """[rank][case] what `run` returns, or a traceback, after which nothing more was run."""
     forked_ranks.start(_rank, size, str(folder), cases)
     return [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(size)]
+
+
+def refusals(document, spoilt):
+    """What the trainer says to a plan of the network, whose layers are split, when one thing is wrong.
+
+    Args:
+        document: the plan.
+        spoilt: what is wrong in each try: "summed", no gradient is summed over ranks; "moves", gradients of inputs
+            lack the terms of other ranks; "nothing".
+    """
+    found, plan = [], Plan.from_json(document)
+    for what in spoilt:
+        with mock.patch.object(entry, "read_roles", functools.partial(spoilt_roles, what)):
+            try:
+                parallelize(build(), plan, zoo.build(MODEL))
+                found.append([""])
+            except PlanError as fault:
+                found.append([str(fault)])
+    return found
+
+
+def spoilt_roles(what, *given):
+    """The roles of modules, of which one thing is wrong that only gradients show."""
+    roles = read_roles(*given)
+    if what == "summed":
+        roles.summed.clear()
+    for path, role in roles.modules.items() if what == "moves" else ():
+        if role.enter is not None and role.enter.gradient == PARTIAL:
+            enter = dataclasses.replace(role.enter, gradient=BROADCAST)
+            roles.modules[path] = dataclasses.replace(role, enter=enter)
+    return roles

@@ -31,6 +31,7 @@ from automap.runtime.trainer.borders import enter_by_borders, returned_by
 from automap.runtime.trainer.checkpoint import Checkpoint
 from automap.runtime.trainer.ended_processes import names_the_ended
 from automap.runtime.trainer.evaluation import between_steps, gather_classes, refuse_draw, traced_draw
+from automap.runtime.trainer.gradient_check import GradientCheck
 from automap.runtime.trainer.gradients import (
     Earlier,
     OverlappedSums,
@@ -163,10 +164,10 @@ class ModuleTrainer:
         in_evaluation = drawing(training=False) if drawn and len(self.plan.stages) > 1 else {}
         if roles.axis is not None:
             wanted = computes(module, inputs, self._inputs)
+            gradients = GradientCheck(graph, module, inputs, self._inputs, wanted)
             divide_sizes(module, per_rank, roles.axis_size)
             split_modules(module, roles.modules, layouts_of(self._axis), mesh)
-            makers = {border.maker for borders in roles.borders.values() for border in borders}
-            with returned_by(module, makers) as returned:
+            with returned_by(module, {one.maker for some in roles.borders.values() for one in some}) as returned:
                 for path, borders in roles.borders.items():
                     enter_by_borders(module.get_submodule(path), borders, layouts_of(self._axis), returned)
                 check: Any = functools.partial(check_same, module, inputs, self._inputs, wanted, (roles, self._axis))
@@ -178,6 +179,7 @@ class ModuleTrainer:
                         raise
                     divide_sizes(module, found, roles.axis_size)
                     check()
+                gradients.check((roles, self._axis))
             draw_independently(module, drawn, drawing(), self._axis)
         recompute(module, roles.recomputed)
         return drawn, in_evaluation
