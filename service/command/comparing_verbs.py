@@ -20,14 +20,13 @@ from service.command.options import (
     StatedTrainerOption,
     TargetOption,
     TrainerOption,
-    drawable,
     gathers,
     read_model_and_hints,
     read_training,
     stated,
-    writable,
 )
 from service.command.output import print_json, say
+from service.command.output_checks import drawable, writable
 from service.command.plan_verbs import read_strategy
 
 app = typer.Typer()

@@ -10,8 +10,9 @@ import typer
 
 from automap.documents import read_file
 from automap.errors import PlanError, ProblemError, one_of
-from service.command.options import JsonOption, SeedOption, writable
+from service.command.options import JsonOption, SeedOption
 from service.command.output import print_json, say
+from service.command.output_checks import writable
 
 if TYPE_CHECKING:
     from automap.gnn.plan import GnnPlan

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,8 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from automap.documents import read_file
-from automap.errors import ModelError, PlanError, ProblemError, one_of
+from automap.errors import ModelError, ProblemError, one_of
+from service.command.output_checks import writable
 from service.jobs.run_job import JobRequest, ModelOptions
 from service.jobs.trial_options import Trials
 
@@ -189,47 +189,9 @@ ParametersOption = Annotated[
         help="Names of inputs or constants of the file that are parameters of the model, where the file does not say.",
     ),
 ]
-
-
-def writable(path: Path | None) -> Path | None:
-    """Refuses an output that could not be written before the work is done, not after it."""
-    if path is None:
-        return None
-    if path.is_dir():
-        why = "is a folder"
-    elif not path.parent.is_dir():
-        why = "there is no such folder"
-    elif not os.access(path.parent, os.W_OK):
-        why = "you may not write into the folder"
-    else:
-        return path
-    repair = "Name a file in a folder of yours."
-    raise PlanError(f"cannot be written: {why}", field="output", value=str(path), repair=repair)
-
-
-def makable(option: typer.CallbackParam, folder: Path) -> Path:
-    """Refuses a folder that cannot be made or written before the work is done, not after it."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        repair = "Name a folder of yours, or one that can be made."
-        raise PlanError("no folder that can be written", field=str(option.name), value=str(folder), repair=repair)
-    return folder
-
-
 OutputOption = Annotated[
     Path | None, typer.Option("-o", "--output", callback=writable, help="Where to write the plan.")
 ]
-
-
-def drawable(option: typer.CallbackParam, path: Path | None) -> Path | None:
-    """Refuses a picture that could not be written before the work is done, not after it."""
-    if writable(path) is not None and path is not None:
-        from service.drawing.charts import check_kind
-
-        check_kind(path, str(option.name))
-    return path
-
-
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and all else on stderr.")]
 UrlOption = Annotated[str, typer.Option(envvar="AUTOMAP_URL", help="Address of the service.")]
 PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="The plan, a JSON file; - reads it from stdin.")]

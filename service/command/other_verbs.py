@@ -14,13 +14,11 @@ from service.command.options import (
     JsonOption,
     ParametersOption,
     SeedOption,
-    drawable,
     gathers,
-    makable,
     read_model,
-    writable,
 )
 from service.command.output import print_json, say
+from service.command.output_checks import drawable, makable, writable
 from service.jobs.run_job import import_graph
 
 app = typer.Typer()

@@ -22,7 +22,6 @@ from service.command.options import (
     SeedOption,
     StatedTrainerOption,
     SyncPeriodOption,
-    drawable,
     gathers,
     read_job,
     read_model_and_hints,
@@ -31,6 +30,7 @@ from service.command.options import (
     sync_training,
 )
 from service.command.output import print_json, say, show_plan, write_plan
+from service.command.output_checks import drawable
 from service.jobs.run_job import import_graph, run_job
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from ir import summary
 from service import warm_up as warm
 from service.about import version
 from service.command.main import EXTRAS, main
-from service.command.options import writable
+from service.command.output_checks import writable
 from service.command.plan_verbs import INTERRUPTED, read_strategy
 
 HEAVY = ("torch", "numba", "stable_baselines3", "gymnasium", "onnx", "fastapi", "redis", "numpy")
@@ -292,7 +292,7 @@ def test_a_plan_that_cannot_be_written_is_kept(model: str, tmp_path: Path, capsy
 @pytest.mark.parametrize("words", [["train-agent", "FILE"], ["demo", "-o", "FILE/inside"]])
 def test_a_folder_that_cannot_be_made(words: list[str], model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([word.replace("FILE", model) for word in words]) == 2
-    assert "no folder that can be written" in capsys.readouterr().err
+    assert "the folder cannot be made or written" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", ["clusters", "schema"])
