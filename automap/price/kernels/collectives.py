@@ -213,7 +213,7 @@ def _exchange(
     if reason.copies > 0.0 and stage.hardware.copies_once > 0.0:
         sent *= sent_share(reason.copies, ranks)
     in_parts = is_joined and ranks > 1.0
-    waited = 0.0
+    waited: float = 0.0
     for a in range(sizes.shape[0]):
         if in_parts and sizes[a] > 1.0 and _is_unsplit(source[a]) and _is_unsplit(target[a]):
             if source[a] == PARTIAL:
@@ -266,7 +266,7 @@ def convert(
     """
     sizes, links = stage.axes, stage.links
     local = data
-    waited = 0.0
+    waited: float = 0.0
     for a in range(sizes.shape[0]):
         if source[a] == UNKNOWN or target[a] == UNKNOWN or source[a] >= 0:
             local /= sizes[a]
