@@ -107,7 +107,7 @@ class Known:
 
     def best_s(self, name: str, space: PlanSpace, template_s: float | None) -> float | None:
         """Step time of the best plan known, which is searched where none is; None where nothing fits."""
-        if not self._is_of_this_price(name, space, template_s):
+        if not self.is_of_this_price(name, space, template_s):
             try:
                 plan = search(space.problem, self.budget, seed=0).plan
             except NothingFits:
@@ -129,7 +129,8 @@ class Known:
         if values is not None:
             self.found[name]["plan"] = " ".join(map(str, values))
 
-    def _is_of_this_price(self, name: str, space: PlanSpace, template_s: float | None) -> bool:
+    def is_of_this_price(self, name: str, space: PlanSpace, template_s: float | None) -> bool:
+        """Whether the plan that is kept, or else the best template, still has the price that it had then."""
         if name not in self.found:
             return False
         entry = self.found[name]

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -147,23 +148,10 @@ class SolvedProposals:
         left = [tuple(self._meshes.values[number].tolist()) for number in self._meshes.ranked()[:RATED].tolist()]
         left = [values for values in left if self._shape(values) not in self._visited]
         if left:
-            expected_s = self._expected_s(left)
+            expected_s = expected_of_meshes(self._episodes, self._network, left, self._meshes.num_slots)
             values = left[expected_s.index(min(expected_s))]
             self._visited.add(self._shape(values))
             self._decide(values, by_network=False)
-
-    def _expected_s(self, plans: list[Values]) -> list[float]:
-        """Step times that the network expects on the meshes of plans when it has decided only these."""
-        episodes, found = self._episodes, list[float]()
-        for begin in range(0, len(plans), episodes.count):
-            some = plans[begin : begin + episodes.count]
-            for number, values in enumerate(some):
-                episodes.confine(number, values, (self._meshes.num_slots, len(values)))
-            episodes.begin(np.arange(episodes.count) < len(some))
-            best = self._network.rate(episodes.observe())[: len(some)].max(axis=1)
-            bounds = episodes.partial_plans.episodes.bound[: len(some), 0]
-            found += (bounds * np.exp(-best / REWARD_SCALE)).tolist()
-        return found
 
     def _decide(self, lead: Values | None, *, by_network: bool) -> list[Proposed]:
         """Decides and prices one plan.
@@ -197,6 +185,32 @@ class SolvedProposals:
         """Takes a plan that was found as one of its mesh."""
         price = np.array([[step_time_s, overflow]])
         self._meshes.add(values, float(worth_s(price, self._episodes.reference_s)[0]))
+
+
+def expected_of_meshes(
+    episodes: Episodes, network: ProposalNetwork, plans: Sequence[Values], num_slots: int
+) -> list[float]:
+    """Step times that a network expects on the meshes of plans when it has decided only these.
+
+    Args:
+        episodes: episodes of the problem, at any place; they are begun anew.
+        network: rates the next decision after the mesh.
+        plans: one plan for each mesh.
+        num_slots: number of slots that decide the mesh, see `MeshPlans`.
+
+    Returns:
+        A step time in seconds for each plan.
+    """
+    found = list[float]()
+    for begin in range(0, len(plans), episodes.count):
+        some = plans[begin : begin + episodes.count]
+        for number, values in enumerate(some):
+            episodes.confine(number, values, (num_slots, len(values)))
+        episodes.begin(np.arange(episodes.count) < len(some))
+        best = network.rate(episodes.observe())[: len(some)].max(axis=1)
+        bounds = episodes.partial_plans.episodes.bound[: len(some), 0]
+        found += (bounds * np.exp(-best / REWARD_SCALE)).tolist()
+    return found
 
 
 def completions(observation: Observation) -> Floats32:

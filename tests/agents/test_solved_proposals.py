@@ -7,15 +7,18 @@ import pytest
 
 from agents import Budget
 from agents.incumbent import Incumbent
+from agents.learning import solved_proposals
 from agents.learning.checkpoint import read_network
 from agents.learning.mesh_plans import MeshPlans
+from agents.learning.network import ProposalNetwork
 from agents.learning.proposals import NETWORK
-from agents.learning.solved_proposals import SolvedProposals
+from agents.learning.solved_proposals import SolvedProposals, expected_of_meshes
 from agents.learning.solved_skeletons import SolvedSkeletons
 from agents.sampling.expert import grid_of
 from automap.bounds.known_plans import worth_s
-from envs.decision import Episodes
+from envs.decision import REWARD_SCALE, Episodes
 from envs.hybrid import HybridDecisions
+from envs.kernels import ACTION_FEATURES, STATE_FEATURES
 
 
 @pytest.fixture
@@ -53,6 +56,30 @@ def test_the_decisions_of_a_plan_are_tried_on_all_meshes(s):
     assert meshes.spread(plan) == len(before)
     of_tried = worth_s(s.price(np.array(tried)), episodes.reference_s)
     assert meshes.worth_s == pytest.approx(np.minimum(before, of_tried))
+
+
+def adds(value):
+    """A network that adds the same value to what all completions reach."""
+    weights = np.zeros((1, STATE_FEATURES + ACTION_FEATURES), np.float32)
+    return ProposalNetwork({"q_net.0.weight": weights, "q_net.0.bias": np.array([value], np.float32)})
+
+
+def test_without_training_a_mesh_is_expected_to_be_worth_its_best_known_plan(s):
+    grid = grid_of(s)
+    incumbent = Incumbent(s, Budget(), searcher="dqn")
+    episodes = Episodes(HybridDecisions(s), 4, incumbent.table, known=grid)
+    meshes = MeshPlans(episodes, incumbent.table)
+    heads = {row[: meshes.num_slots] for row in map(tuple, grid.values.tolist())}
+    numbers = [n for n, row in enumerate(map(tuple, meshes.values.tolist())) if row[: meshes.num_slots] in heads]
+    plans = [tuple(row) for row in meshes.values[numbers].tolist()]
+    assert len(plans) > 2 * episodes.count
+    expected_s = expected_of_meshes(episodes, adds(0.0), plans, meshes.num_slots)
+    # The completions of the next decision are the best known plan of the mesh, or single changes of it that gain.
+    assert (np.array(expected_s) <= meshes.worth_s[numbers] * (1.0 + 1e-6)).all()
+    assert (np.array(expected_s) >= meshes.bound_s[numbers] * (1.0 - 1e-6)).all()
+    # What the network adds to the ratings shortens the expected step times; the order of the meshes stays.
+    shorter_s = expected_of_meshes(episodes, adds(REWARD_SCALE * np.log(2.0)), plans[::-1], meshes.num_slots)
+    assert shorter_s[::-1] == pytest.approx(np.array(expected_s) / 2.0, rel=1e-5)
 
 
 def test_no_plan_counts_twice_and_every_plan_that_is_solved_counts(s, monkeypatch):
@@ -99,10 +126,10 @@ def test_solved_proposals_find_better_plans_than_templates_and_end_with_the_budg
 def test_the_network_says_which_mesh_is_visited_next(s, monkeypatch):
     """Of the meshes that were not visited, the next one has the least step time that the network expects."""
     _, _, proposals = begun(s)
-    expects, decide, rounds = proposals._expected_s, proposals._decide, []
+    decide, rounds = proposals._decide, []
 
-    def expected(plans):
-        rounds.append((plans, expects(plans)))
+    def expected(episodes, network, plans, num_slots):
+        rounds.append((plans, expected_of_meshes(episodes, network, plans, num_slots)))
         return rounds[-1][1]
 
     def decided(lead, *, by_network):
@@ -111,7 +138,7 @@ def test_the_network_says_which_mesh_is_visited_next(s, monkeypatch):
             assert lead == plans[int(np.argmin(seconds))]
         return decide(lead, by_network=by_network)
 
-    monkeypatch.setattr(proposals, "_expected_s", expected)
+    monkeypatch.setattr(solved_proposals, "expected_of_meshes", expected)
     monkeypatch.setattr(proposals, "_decide", decided)
     for _ in range(3):
         proposals._visit()

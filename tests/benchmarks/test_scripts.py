@@ -65,6 +65,7 @@ SCRIPTS = {
     "oneflow": "--models resnet50",
     "order_of_runs": "--cluster {cluster} --rounds 1 --model {model}",
     "memory_band": "{runs}",
+    "mesh_order": "--only vgg19_on_4x8xA100",
     "network_gap": "--seeds 1 --search 16 --only vgg19 --known {known}",
     "pipedream_speedups": "{profiles}/dapple --workers 2",
     "pipeline_optima": "--only random-12 --budget 16 --seeds 1 --climb 0.2",
