@@ -239,26 +239,25 @@ class _Importer:
             if len(node.outputs) > 1 and node.outputs[1] in uses:
                 raise refuse("the mask of a Dropout is used", node.outputs[1], "Export in evaluation mode.")
             return True
-        if node.kind == "Squeeze" and self._squeezes_nothing(node, inputs):
+        if node.kind in ("Squeeze", "Cast") and self._changes_nothing(node, inputs):
             self.alias[node.outputs[0]] = inputs[0]
             return True
         # Expands of float constants over samples are dropped as well; integer constants may be indices or sizes.
         known = self.builder.values.get(inputs[0]) if node.kind == "Expand" and len(inputs) > 1 else None
         return known is not None and known.dtype.kind == "f" and self._elide_repeats(node, inputs)
 
-    def _squeezes_nothing(self, node: Node, inputs: Sequence[str]) -> bool:
-        """Whether a Squeeze names dims that are all larger than 1.
+    def _changes_nothing(self, node: Node, inputs: Sequence[str]) -> bool:
+        """Whether a node squeezes dims that are all larger than 1, or casts to the type that its operand has.
 
-        In PyTorch this has no effect, but its newer exporter still writes the node, which is invalid in ONNX.
+        PyTorch's newer exporter writes such a Squeeze, which is invalid in ONNX; jax2onnx ends iterations with a Cast.
         """
         if not self.source.is_pytorch:
-            return False
+            given = self.builder.tensors.get(inputs[0]) if node.kind == "Cast" else None
+            return given is not None and given.dtype == DTYPES.get(node.attributes["to"])
         value = self.builder.values.get(inputs[1]) if len(inputs) > 1 else None
         axes = node.attributes.get("axes") if value is None else tuple(int(v) for v in value.reshape(-1))
-        shape = self._exported_shape(inputs[0])
-        if not axes or shape is None:
-            return False
-        return all(-len(shape) <= axis < len(shape) and shape[axis] > 1 for axis in axes)
+        shape = self._exported_shape(inputs[0]) if node.kind == "Squeeze" and axes else None
+        return shape is not None and all(-len(shape) <= axis < len(shape) and shape[axis] > 1 for axis in axes or ())
 
     def _is_filled(self, node: Node, inputs: Sequence[str]) -> bool:
         """Adds the parameter that a ConstantOfShape replaces in a file without weights; returns whether it is one."""

@@ -161,6 +161,32 @@ def test_weights_of_layers_that_are_scanned_are_parameters():
     assert (find_units(graph).num_blocks, find_units(graph).num_types) == (6, 2)
 
 
+@pytest.mark.parametrize("form", ["slices", "split", "last"])
+def test_layers_that_slice_stacked_weights(form):
+    """Layers in a Python loop over a stack, as in JAX, are those of a scan; a stack with unread layers stays whole."""
+    num, held = 3, {"axes": number([0], np.int64), **weights((3, WIDTH, WIDTH))}
+    read = range(num) if form != "last" else range(1, num)
+    nodes = [node("Split", ["w0"], [f"p{i}" for i in range(num)], axis=0)] if form == "split" else []
+    for i in read:
+        if form != "split":
+            held |= {f"from{i}": number([i - num], np.int64), f"to{i}": number([i + 1], np.int64)}
+            nodes += [node("Slice", ["w0", f"from{i}", f"to{i}", "axes"], [f"p{i}"])]
+        x = "x" if i == read[0] else f"y{i - 1}"
+        # A cast to the type that the operand has is no operator: JAX ends all iterations but the last one with it.
+        y = "y" if i == num - 1 else f"y{i}"
+        nodes += [node("Squeeze", [f"p{i}", "axes"], [f"q{i}"]), node("MatMul", [x, f"q{i}"], [f"h{i}"])]
+        nodes += [node("Tanh", [f"h{i}"], [y if i == num - 1 else f"c{i}"])]
+        nodes += [node("Cast", [f"c{i}"], [y], to=TensorProto.FLOAT)] if i < num - 1 else []
+    graph = load(nodes, held)
+    assert graph.num_parameters == num * WIDTH**2
+    assert graph.forward_flops == len(read) * 2 * LENGTH * WIDTH**2
+    assert not any(op.kind == "Cast" for op in graph)
+    assert bool(graph.pieces) == (form != "last")
+    if graph.pieces:
+        assert [graph.pieces[f"w0#{i}"] for i in range(num)] == [("w0", 0, i, i + 1) for i in range(num)]
+        assert (find_units(graph).num_blocks, find_units(graph).num_types) == (num - 1, 2)  # the last has the loss
+
+
 def test_a_fused_weight_in_a_stack_is_taken_apart():
     """An Einsum with a matrix is a product; its weights are pieces of a layer's, which are pieces of the stack."""
     body = helper.make_graph(
