@@ -278,7 +278,8 @@ def convert(
                     REDUCE_SCATTER, a, target[a] == batch_dim, stage, local, reason, recorder
                 )
             local /= sizes[a]
-    waited += _exchange(local, source, target, stage, times, reason, recorder)
+    exchanged: float = _exchange(local, source, target, stage, times, reason, recorder)
+    waited += exchanged
     for a in range(sizes.shape[0] - 1, -1, -1):
         if source[a] >= 0 and (target[a] == BROADCAST or target[a] == PARTIAL):
             local *= sizes[a]
