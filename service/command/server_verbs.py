@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -106,20 +107,22 @@ def submit(
     about: dict[str, Any] = {"name": options.name, "dims": options.dims, "batch_dims": options.batch_dims}
     about["parameters"] = options.parameters
     with _client(url) as client:
-        document = client.submit(
-            f"zoo:{options.zoo}" if options.zoo else client.upload_model(job.data, **about)["id"],
-            cluster,
-            request.training,
-            budget=request.budget,
-            searchers=request.searchers,
-            tie=request.tie,
-            seed=request.seed,
-            hints=request.hints,
-            trials=to_json(request.trials),
-            priority=priority,
-            workers=workers,
-            **about,
-        )
+        model = f"zoo:{options.zoo}" if options.zoo else client.upload_model(job.data, **about)["id"]
+        with _saying_at_ctrl_c("the service may have accepted the job: `automap status` lists the latest jobs"):
+            document = client.submit(
+                model,
+                cluster,
+                request.training,
+                budget=request.budget,
+                searchers=request.searchers,
+                tie=request.tie,
+                seed=request.seed,
+                hints=request.hints,
+                trials=to_json(request.trials),
+                priority=priority,
+                workers=workers,
+                **about,
+            )
         if not detach:
             say(f"job {document['id']}", err=True)
             _follow(client, document["id"])
@@ -217,7 +220,8 @@ def _follow(client: AutomapClient, job_id: str) -> None:
     """
     from service.command.terminal import progress_line
 
-    try:
+    text = f"the job goes on: `automap watch {job_id}` follows it, `automap cancel {job_id}` ends it"
+    with _saying_at_ctrl_c(text):
         with progress_line() as show:
             for event in client.watch(job_id):
                 told = event.data
@@ -226,8 +230,15 @@ def _follow(client: AutomapClient, job_id: str) -> None:
                 else:
                     show(told["state"], 1.0 if event.ends else 0.0, 0, None)
         client.wait(job_id)
+
+
+@contextlib.contextmanager
+def _saying_at_ctrl_c(text: str) -> Iterator[None]:
+    """A context that says on stderr what becomes of a job if Ctrl-C ends the command."""
+    try:
+        yield
     except KeyboardInterrupt:
-        say(f"the job goes on: `automap watch {job_id}` follows it, `automap cancel {job_id}` ends it", err=True)
+        say(text, err=True)
         raise
 
 

@@ -139,6 +139,23 @@ def test_ctrl_c_leaves_the_job_and_says_how_to_end_it(
     assert f"automap watch {job.id}" in said.err and f"automap cancel {job.id}" in said.err and not said.out
 
 
+def test_ctrl_c_before_the_answer_says_where_the_job_may_be(
+    api: httpx.Client, store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service has accepted the job, and its answer was not waited for: the command knows no id."""
+    submit = AutomapClient.submit
+
+    def interrupted(client: AutomapClient, *words: Any, **more: Any) -> NoReturn:
+        submit(client, *words, **more)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(AutomapClient, "submit", interrupted)
+    assert main(["submit", *WORDS, "--url", str(api.base_url)]) == 130
+    assert len(store.active()) == 1
+    said = capsys.readouterr()
+    assert "may have accepted the job: `automap status`" in said.err and not said.out
+
+
 def test_submit_and_leave(api: httpx.Client, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["submit", *WORDS, "--url", str(api.base_url), "--detach"]) == 0
     (job,), _ = store.jobs(2)
