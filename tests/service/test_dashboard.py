@@ -6,6 +6,7 @@ import json
 import re
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -471,6 +472,19 @@ def test_a_search_that_has_ended_is_told_in_its_order(
         assert places == sorted(places) and places[0] < places[-1], path
     # Who cannot see the page does not hear that it waits, and that it runs.
     assert page.evaluate("heard") == []
+    # A search that found nothing has no picture: its axes would have no plan to show.
+    job_id = api.post("/v1/jobs", json={**asked, "seed": 1}).json()["id"]
+
+    def search_in_vain(problem: Any, budget: Any, *, on_progress: Any, **rest: Any) -> Any:
+        nothing = {"mcmc": Reached(evaluations=7, best_step_time_s=None)}
+        on_progress(replace(told(2), best_step_time_s=None, members=nothing))
+        raise NothingFits("nothing fits", field="cluster", value="8", repair="Take more.")
+
+    run(job_id, client, search=search_in_vain)
+    page.goto(f"{api.base_url}/#/jobs/{job_id}")
+    page.get_by_text("The search had found no plan that fits.").wait_for()
+    page.get_by_role("row", name="mcmc").get_by_text("7", exact=True).wait_for()
+    assert page.locator("svg.chart").count() == 0
     page.close()
 
 

@@ -23,6 +23,10 @@ export class Course {
     this.latest = null;
   }
 
+  get hasPlan() {
+    return [...this.members.values()].some((member) => member.points.length > 0);
+  }
+
   add(progress) {
     if (this.latest && progress.attempt !== this.latest.attempt) this.members.clear();
     this.latest = progress;
@@ -44,21 +48,18 @@ export function swatch([colour, dashes]) {
   return svg("svg", { class: "swatch", viewBox: "0 0 26 12", "aria-hidden": "true" }, line);
 }
 
+/** The picture of a search in which some searcher has found a plan that fits. */
 export function chart(course) {
   const { latest } = course;
   const times = [...course.members.values()].flatMap((member) => member.points.map(([, best]) => best));
   const picture = svg("svg", { class: "chart", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img" });
-  const about = times.length
-    ? `Best step time of each searcher over ${seconds(latest.seconds)}; the best is ${seconds(Math.min(...times))}.`
-    : "No plan that fits has been found yet.";
-  picture.setAttribute("aria-label", about);
-  if (!latest) return picture;
-  const bound = latest.lower_bound_s || Math.min(...times, Infinity);
-  const best = Math.min(...times, Infinity);
+  const best = Math.min(...times);
+  const bound = latest.lower_bound_s || best;
+  picture.setAttribute("aria-label",
+    `Best step time of each searcher over ${seconds(latest.seconds)}; the best is ${seconds(best)}.`);
   const low = 0.97 * Math.min(bound, best);
   // What is far above the best found so far would press all else together.
   const high = 1.05 * Math.min(Math.max(...times, bound), 6 * Math.min(best, 1e300));
-  if (!Number.isFinite(low) || !Number.isFinite(high)) return picture;
   const until = Math.max(latest.seconds, 1e-3);
   const x = (s) => LEFT + (WIDTH - LEFT - RIGHT) * Math.min(s / until, 1);
   const y = (s) => TOP + (HEIGHT - TOP - BOTTOM) * Math.min(Math.max(Math.log(high / s) / Math.log(high / low), 0), 1);
