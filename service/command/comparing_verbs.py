@@ -157,7 +157,8 @@ def recommend(
         list[str] | None,
         typer.Option(
             metavar="A,B,...",
-            help="In place of --clusters: kinds of devices, each as 1, 2, 4 devices and nodes of 8; may be repeated.",
+            help="In place of --clusters: kinds of devices to compare, as in H100,A100. Of each there are clusters of "
+            "1, 2 and 4 devices, and of nodes of 8; may be repeated.",
         ),
     ] = None,
     max_devices: Annotated[int, typer.Option(help="With --devices: the largest number of devices.")] = 512,

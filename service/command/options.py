@@ -64,8 +64,8 @@ FrozenOption = Annotated[
         "--frozen",
         metavar="PATTERN",
         rich_help_panel=TRAINING_PANEL,
-        help="Parameters that are not trained, by name; may be repeated. --frozen '*' --frozen '!*lora*' are all but "
-        "the adapters.",
+        help="Parameters that are not trained, by name; may be repeated. --frozen '*' --frozen '!*lora*' freezes all "
+        "but the adapters.",
     ),
 ]
 OptimizerOption = Annotated[
@@ -98,7 +98,9 @@ StatedTrainerOption = Annotated[
 """As `TrainerOption`, for verbs without `--target`."""
 TargetOption = Annotated[
     str | None,
-    typer.Option(help="Search only the plans that this trainer can run (docs/exports.md); default: any, all plans."),
+    typer.Option(
+        help="Search only the plans that this trainer can run (docs/exports.md), or all plans: any; default: any."
+    ),
 ]
 SyncOption = Annotated[
     list[str] | None,

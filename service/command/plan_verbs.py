@@ -117,7 +117,7 @@ def read_strategy(
         int | None,
         typer.Option(
             rich_help_panel=PLAN_PANEL,
-            help="Data parallel: the number of replicas; default: as many as the other degrees leave devices for.",
+            help="Data parallel: the number of replicas; default: the number of devices over the other degrees.",
         ),
     ] = None,
     tp: Annotated[
@@ -152,7 +152,8 @@ def read_strategy(
     micro_batch: Annotated[
         int | None,
         typer.Option(
-            rich_help_panel=PLAN_PANEL, help="Samples of a micro-batch, even where more are faster; default: 1."
+            rich_help_panel=PLAN_PANEL,
+            help="Samples of a replica in each micro-batch. Larger ones may be faster; default: 1.",
         ),
     ] = None,
     virtual: Annotated[
@@ -167,7 +168,7 @@ def read_strategy(
         typer.Option(
             rich_help_panel=PLAN_PANEL,
             help="Order of the passes of a pipeline: 1f1b, eager-1f1b, gpipe, interleaved, zb1p or zb2p; default: "
-            "1f1b, with --virtual interleaved.",
+            "1f1b, or interleaved with --virtual.",
         ),
     ] = None,
     zero: Annotated[

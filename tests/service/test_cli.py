@@ -75,7 +75,7 @@ def test_help_states_the_defaults_of_a_stated_plan() -> None:
             (option,) = parameters[field.name].annotation.__metadata__
             assert option.help.endswith(f"default: {field.default}."), (field.name, option.help)
     schedules = parameters["schedule"].annotation.__metadata__[0].help
-    assert schedules.endswith("default: 1f1b, with --virtual interleaved.")
+    assert schedules.endswith("default: 1f1b, or interleaved with --virtual.")
     assert all(name in schedules for name in SCHEDULES)
 
 
