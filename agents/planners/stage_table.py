@@ -334,32 +334,32 @@ def megatron_strategies(space: PlanSpace) -> list[Strategy]:
     """The usual strategies for every size of the inner axis, without a middle axis.
 
     These are Megatron-LM's signatures, without and with sequence parallelism. If a size is that of a host and there are
-    several hosts, the inner axis may also split the batch.
+    several hosts, the inner axis may also split the batch. No two strategies are alike: operators that no inner axis
+    can split have the same signatures with and without sequence parallelism.
     """
-    hosts = (
-        {host.num_devices for host in space.problem.cluster.hosts} if len(space.problem.cluster.hosts) > 1 else set()
-    )
-    found: dict[tuple[int, bool, bool], Strategy] = {}
+    hosts, found = space.problem.cluster.hosts, list[Strategy]()
+    sizes, tried = {host.num_devices for host in hosts if len(hosts) > 1}, set[tuple[int, bool, bool]]()
     for shape in space.shapes:
         if shape.middle > 1 or shape.virtual > 1:
             continue
         ways = [(False, False)]
         if shape.tp > 1:
-            divides = shape.tp in hosts and shape.samples % (shape.dp * shape.tp) == 0
+            divides = shape.tp in sizes and shape.samples % (shape.dp * shape.tp) == 0
             ways += [(True, False), *([(False, True)] if divides else [])]
         for sequence_parallel, only_batch in ways:
-            key = (shape.tp, sequence_parallel, only_batch)
-            if key not in found:
+            if (key := (shape.tp, sequence_parallel, only_batch)) not in tried:
+                tried.add(key)
                 prefix = space.even_values(shape, recompute="none", zero=0)
                 values = megatron_signatures(
                     space, shape, prefix, sequence_parallel=sequence_parallel, only_batch=only_batch
                 )
-                found[key] = Strategy.of(space, shape.tp, space.signatures(values))
-    if all(tp > 1 for tp, *_ in found) and space.problem.hints.fix.tp is None and space.problem.target is None:
-        # The batch is smaller than the number of devices, so no plan of the space has tp 1. A stage with few devices
-        # can.
-        return [Strategy(tp=1, signatures=data_parallel(space.evaluator, len(space.axes))), *found.values()]
-    return list(found.values())
+                strategy = Strategy.of(space, shape.tp, space.signatures(values))
+                if not any(map(strategy.is_like, found)):
+                    found.append(strategy)
+    if all(one.tp > 1 for one in found) and space.problem.hints.fix.tp is None and space.problem.target is None:
+        # The batch is smaller than the cluster, so no plan of the space has tp 1. A stage with few devices can.
+        return [Strategy(tp=1, signatures=data_parallel(space.evaluator, len(space.axes))), *found]
+    return found
 
 
 class Setting(NamedTuple):

@@ -376,6 +376,19 @@ def test_numbers_of_micro_batches_next_to_the_best_one_are_tried_at_last(monkeyp
     assert tried[:5] == [2, 3, 5, 8, 12] and division._best == (10, 0)
 
 
+def test_no_two_strategies_are_alike(gpt):
+    """Sequence parallelism changes nothing where no inner axis splits an operator; in a transformer it does."""
+    measured = measured_layers("6x4xV100-16GB@10Gbit", 288)
+    problem = Problem.build(gpt(layers=4), parse_cluster("2x4xV100"), {"global_batch": 32})
+    counts = []
+    for space in (measured, PlanSpace(problem)):
+        offered = megatron_strategies(space)
+        assert not any(one.is_like(other) for one, other in itertools.combinations(offered, 2))
+        counts.append(Counter(one.tp for one in offered))
+    # With an inner axis of a host, whose devices may also split the batch.
+    assert counts[0][2] == 1 and counts[0][4] == 2 and counts[1][2] == 2 and counts[1][4] == 3
+
+
 def test_strategies_are_those_solved_with_any_number_of_micro_batches():
     space = measured_layers("6x4xV100-16GB@10Gbit", 288)
     megatron = megatron_strategies(space)
