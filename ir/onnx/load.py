@@ -29,7 +29,8 @@ from ir.onnx.readers.inputs import add_inputs
 from ir.onnx.readers.limits import Limits
 from ir.onnx.readers.nodes import BAGS, DTYPES, Node, Source, Stored, dtype_name, small_value
 from ir.onnx.readers.roles import stored_role, unmarked_roles
-from ir.onnx.readers.schemas import check_is_standard, check_num_operands, infer, with_picked_boxes
+from ir.onnx.readers.schemas import check_is_standard, check_num_operands, infer, plain_attributes, with_picked_boxes
+from ir.onnx.readers.sequence_first import sequence_first
 from ir.onnx.rewrites.constant_folding import fold
 from ir.onnx.rewrites.contributed import with_turns
 from ir.onnx.rewrites.dispatch_masks import DispatchMasks
@@ -57,12 +58,6 @@ SMALL_VALUE = 64
 """Constants of at most this number of elements are always folded; shapes and axes are smaller (assumed)."""
 MAX_FOLDED = 1 << 21
 """Largest number of elements of all other folded constants together (assumed); the rest remain operators."""
-DTYPE_ATTRIBUTES = {"Cast": "to"} | dict.fromkeys(
-    ("EyeLike", "RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli"), "dtype"
-)
-"""Kind -> its attribute that is a `TensorProto.DataType`."""
-GEMM_DEFAULTS = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
-"""Default values of attributes of Gemm, which are removed, since only some exporters write them."""
 WHOLE = {BAGS: add_bags, EXPERTS: add_experts, **ROUTED, **AT_MASKS}
 """Kind of a node that stands for several operators -> function that adds these to the builder."""
 MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError)
@@ -92,12 +87,10 @@ def read_graph(model: Any, *, sha256: str = "", **options: Unpack[ReadOptions]) 
         options: see `ReadOptions`.
     """
     try:
-        source = read_model(model)
-        graph = _Importer(source, options).run(options.get("name") or source.name, sha256)
-        graph = canonical(recognise_experts(graph))
-        # Files from PyTorch keep stacked parameters, so that parameters have the same names as in the module.
-        graph = graph if source.is_pytorch else unstacked(graph)
-        graph = freeze(alike_order(split_fused(graph)), source.frozen)
+        try:
+            graph = _graph(read_model(model), options, sha256)
+        except ModelError as error:
+            graph = _sequence_first(error, model, options, sha256)
     except ModelError as error:
         raise with_picked_boxes(error, model) from None
     except MALFORMED as error:
@@ -108,6 +101,29 @@ def read_graph(model: Any, *, sha256: str = "", **options: Unpack[ReadOptions]) 
         raise too_expensive("the model is nested too deeply", "functions or views", repair) from None
     loss = options.get("loss")
     return with_loss(graph, loss) if loss is not None else graph
+
+
+def _graph(source: Source, options: ReadOptions, sha256: str) -> Graph:
+    """The graph of a file without the loss that is asked for."""
+    graph = _Importer(source, options).run(options.get("name") or source.name, sha256)
+    graph = canonical(recognise_experts(graph))
+    # Files from PyTorch keep stacked parameters, so that parameters have the same names as in the module.
+    graph = graph if source.is_pytorch else unstacked(graph)
+    return freeze(alike_order(split_fused(graph)), source.frozen)
+
+
+def _sequence_first(error: ModelError, model: Any, options: ReadOptions, sha256: str) -> Graph:
+    """The graph with second dims of inputs as the batch; raises the error of leading dims if that is not its reason."""
+    asks = error.field == "model" and "--batch-dim" in error.repair and not options.get("batch_dims")
+    if not (asks and (places := sequence_first(source := read_model(model)))):
+        raise error
+    try:
+        graph = _graph(source, {**options, "batch_dims": places}, sha256)
+    except ModelError:
+        raise error from None
+    found = ", ".join(name for name, place in places.items() if place == 1)
+    found += ": dim 1 is the batch, since operators combine what they read along dim 0"
+    return replace(graph, warnings=(found, *graph.warnings))
 
 
 @dataclass
@@ -218,7 +234,7 @@ class _Importer:
             self.sequences.add(node, inputs, uses)
         elif not (self._is_elided(node, inputs, uses) or self._is_filled(node, inputs) or self._fold(node, inputs)):
             self.sequences.check_tensors(inputs, f"an operand of {node.name or node.outputs[0]} ({node.kind})")
-            attributes = self._attributes(node)
+            attributes = plain_attributes(node)
             if not (self.masks.add(node, inputs, attributes) or self.merged.put_off(node, inputs, attributes)):
                 for name in inputs:
                     self.merged.make(name, node.kind)
@@ -338,22 +354,6 @@ class _Importer:
             return False
         flag = self.builder.values.get(inputs[2])
         return flag is not None and bool(flag.reshape(-1)[0])
-
-    def _attributes(self, node: Node) -> dict[str, Any]:
-        """The attributes of a node in the form that the table of kinds expects."""
-        found = dict(node.attributes)
-        key = DTYPE_ATTRIBUTES.get(node.kind)
-        if key and key in found:
-            found[key] = dtype_name(int(found[key]))
-        if node.kind == "Gemm":
-            found = {k: v for k, v in found.items() if GEMM_DEFAULTS.get(k) != v}
-        if node.kind == "ConstantOfShape":
-            fill = small_value(found["value"]) if "value" in found else None
-            found["value"] = 0.0 if fill is None else fill.reshape(-1)[0].item()
-            found["dtype"] = "float32" if fill is None else str(fill.dtype)
-        if node.kind == "Constant":
-            return {}
-        return {k: v for k, v in found.items() if isinstance(v, (int, float, str, tuple))}
 
     def _fold(self, node: Node, inputs: Sequence[str]) -> bool:
         """Folds a node whose operands are known (for Shape and Size: whose shapes are); returns whether it did."""

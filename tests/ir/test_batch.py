@@ -1,9 +1,12 @@
 """Where the batch goes in a Reshape, and common factors of shapes."""
 
+import io
+import warnings
 from math import prod
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
@@ -187,8 +190,9 @@ def test_of_several_sizes_the_batch_is_that_of_the_outputs(shapes, scale):
 
 
 @pytest.mark.parametrize("batch", [1, 4])
-def test_attention_of_an_input_whose_sequence_is_first_asks_for_the_batch(batch):
-    """Written as torch does: heads are taken apart from `[sequence, batch, width]`, and lie beside the batch."""
+def test_attention_of_an_input_whose_sequence_is_first(batch):
+    """Written as torch does: heads are taken apart from `[sequence, batch, width]`, and lie beside the batch. With the
+    sequence as the batch it cannot be read; it is read with the second dim, unless the user states the first one."""
     sizes = {"apart": [6, batch * 2, 4], "four": [batch, 2, 6, 4]}
     stored = [numpy_helper.from_array(np.array(size), name) for name, size in sizes.items()]
     stored += [numpy_helper.from_array(np.ones((8, 8), np.float32), "w")]
@@ -204,10 +208,53 @@ def test_attention_of_an_input_whose_sequence_is_first_asks_for_the_batch(batch)
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
     graph = helper.make_graph(nodes, "attention", [x], [y], stored)
     data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]).SerializeToString()
-    with pytest.raises(ModelError, match="samples") as caught:
-        load_model(data)
-    assert "--batch-dim x=1" in caught.value.repair
-    assert load_model(data, batch_dims={"x": 1}).forward_flops == 2 * 6 * 8 * 8 + 2 * 2 * 2 * 6 * 6 * 4
+    with pytest.raises(ModelError, match="samples"):
+        load_model(data, batch_dims={"x": 0})
+    stated, found = load_model(data, batch_dims={"x": 1}), load_model(data)
+    assert stated.forward_flops == 2 * 6 * 8 * 8 + 2 * 2 * 2 * 6 * 6 * 4
+    assert found.operators == stated.operators and found.tensors == stated.tensors
+    assert found.warnings == ("x: dim 1 is the batch, since operators combine what they read along dim 0",)
+
+
+@pytest.mark.parametrize("layer", ["encoder", pytest.param("both", marks=pytest.mark.slow)])
+def test_transformers_of_torch_with_the_sequence_first(layer):
+    """`batch_first=False` is the default of nn.Transformer; masks of padding have the samples first all the same."""
+
+    class Network(torch.nn.Module):
+        def __init__(self, *, batch_first: bool) -> None:
+            super().__init__()
+            self.table, self.head = torch.nn.Embedding(50, 16), torch.nn.Linear(16, 50)
+            kind = torch.nn.TransformerEncoderLayer if layer == "encoder" else torch.nn.Transformer
+            sizes = {"d_model": 16, "nhead": 2, "dim_feedforward": 24, "batch_first": batch_first}
+            more = {} if layer == "encoder" else {"num_encoder_layers": 1, "num_decoder_layers": 1}
+            self.layer = kind(**sizes, **more)
+
+        def forward(self, x, other):
+            if layer == "encoder":
+                return self.head(self.layer(self.table(x), src_key_padding_mask=other))
+            return self.head(self.layer(self.table(x), self.table(other)))
+
+    graphs = []
+    for batch_first in (False, True):
+        file = io.BytesIO()
+        x, other = torch.zeros(3, 7, dtype=torch.long), torch.zeros(3, 5, dtype=torch.long)
+        if layer == "encoder":
+            other = torch.zeros(3, 7, dtype=torch.bool)
+        elif not batch_first:
+            other = other.T
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = Network(batch_first=batch_first).eval()
+            for parameter in model.parameters():
+                torch.nn.init.normal_(parameter)  # equal ones would be merged
+            given = (x if batch_first else x.T, other)
+            torch.onnx.export(model, given, file, dynamo=False, input_names=["x", "other"])
+        graphs.append(load_model(file.getvalue()))
+    second, first = graphs
+    assert (second.num_parameters, second.forward_flops) == (first.num_parameters, first.forward_flops)
+    assert first.num_parameters == sum(p.numel() for p in model.parameters())
+    assert (second.tensors["x"].batch_dim, second.tensors["other"].batch_dim) == (1, 0 if layer == "encoder" else 1)
+    assert not first.warnings and "dim 1 is the batch" in second.warnings[0]
 
 
 def test_states_of_another_size_than_the_layer_are_refused():

@@ -1,4 +1,4 @@
-"""Number of operands and result shapes of standard operators, according to the schemas of the onnx package.
+"""Attributes, numbers of operands and result shapes of standard operators, according to the onnx package's schemas.
 
 Shapes are inferred only for kinds that are not in the table, one node at a time. Shape inference of a whole model would
 also process functions and subgraphs, and crashes if a required operand is absent; a single node can be checked against
@@ -18,9 +18,15 @@ from ir.errors import ModelError, refuse
 from ir.graph import Tensor
 from ir.onnx.readers.control_flow import all_graphs
 from ir.onnx.readers.declarations import declared
-from ir.onnx.readers.nodes import DTYPES, Declared, Node
+from ir.onnx.readers.nodes import DTYPES, Declared, Node, dtype_name, small_value
 from ir.operators import Value
 
+DTYPE_ATTRIBUTES = {"Cast": "to"} | dict.fromkeys(
+    ("EyeLike", "RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli"), "dtype"
+)
+"""Kind -> its attribute that is a `TensorProto.DataType`."""
+GEMM_DEFAULTS = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
+"""Default values of attributes of Gemm, which are removed, since only some exporters write them."""
 NUMBERS = {name: number for number, name in sorted(DTYPES.items(), reverse=True)}
 REQUIRED = onnx.defs.OpSchema.FormalParameterOption.Single
 
@@ -130,3 +136,20 @@ def infer(
         RuntimeError,
     ):
         return {}
+
+
+def plain_attributes(node: Node) -> dict[str, Any]:
+    """The attributes of a node in the form that the table of kinds expects."""
+    found = dict(node.attributes)
+    key = DTYPE_ATTRIBUTES.get(node.kind)
+    if key and key in found:
+        found[key] = dtype_name(int(found[key]))
+    if node.kind == "Gemm":
+        found = {k: v for k, v in found.items() if GEMM_DEFAULTS.get(k) != v}
+    if node.kind == "ConstantOfShape":
+        fill = small_value(found["value"]) if "value" in found else None
+        found["value"] = 0.0 if fill is None else fill.reshape(-1)[0].item()
+        found["dtype"] = "float32" if fill is None else str(fill.dtype)
+    if node.kind == "Constant":
+        return {}
+    return {k: v for k, v in found.items() if isinstance(v, (int, float, str, tuple))}
