@@ -96,6 +96,17 @@ def test_masks_and_sinusoids_are_no_parameters(table, is_parameter):
     assert graph.num_parameters == 64 + 48 * is_parameter
 
 
+@pytest.mark.parametrize("is_sinusoid", [True, False])
+def test_sinusoids_that_a_layer_projects_are_no_parameters(is_sinusoid):
+    """Relative positions in attention, as Transformer-XL and Conformers have them."""
+    table = np.concatenate([np.sin(PLACES), np.cos(PLACES)], -1) if is_sinusoid else RANDOM.normal(size=(6, 8))
+    nodes = [
+        node("MatMul", ["x", "w0"], ["m"]), node("MatMul", ["table", "w1"], ["p"]), node("Add", ["m", "p"], ["y"]),
+    ]  # fmt: skip
+    graph = both(file(nodes, {**SQUARE, "w1": RANDOM.normal(size=(8, 8)), "table": table}))
+    assert graph.num_parameters == 2 * 64 + 48 * (not is_sinusoid)
+
+
 @pytest.mark.parametrize(
     ("table", "is_computed"),
     [

@@ -13,6 +13,8 @@ from ir.onnx.readers.nodes import Source
 
 WEIGHTS = ("PARAMETER", "BUFFER")
 """Marks of inputs that hold no data."""
+ATTENTION = ("Softmax", "Attention")
+"""Kinds of which one is in every file with attention."""
 
 
 def sequence_first(source: Source) -> dict[str, int | None]:
@@ -23,7 +25,8 @@ def sequence_first(source: Source) -> dict[str, int | None]:
 
     Returns:
         name of an input -> its batch dim: 1 where its second dim has the size of the batch, else 0 where its leading
-        dim has, else None (an input that is the same for all samples). Empty if no input has two dims.
+        dim has, else None (an input that is the same for all samples). Empty if no input has two dims, or if the file
+        has no attention.
     """
     used = {name for node in source.nodes for name in node.inputs}
     data: dict[str, Sequence[int | str]] = {
@@ -32,7 +35,7 @@ def sequence_first(source: Source) -> dict[str, int | None]:
         if name in used and declared.kind not in WEIGHTS and not declared.is_read_as_weight
     }
     size = next((shape[1] for shape in data.values() if len(shape) > 1), None)
-    if size is None:
+    if size is None or not any(node.kind in ATTENTION for node in source.nodes):
         return {}
     fits = {name: [dim for dim in (1, 0) if len(shape) > dim and shape[dim] == size] for name, shape in data.items()}
     return {name: dims[0] if dims else None for name, dims in fits.items()}

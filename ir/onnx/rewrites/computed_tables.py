@@ -24,9 +24,9 @@ MAX_ELEMENTS = 1 << 24
 MAX_ALIKE = 8
 """Tensors of one shape that are compared with each other (assumed): models have one or two pairs of tables."""
 POSITIONS: Mapping[str, tuple[int, ...]] = dict.fromkeys(("Add", "Sub", "Mul"), (0, 1)) | {
-    "Gather": (0,), "Where": (1, 2),
+    "Gather": (0,), "Where": (1, 2), "MatMul": (0,), "Gemm": (0,),
 }  # fmt: skip
-"""Kind -> operand positions in which masks and tables are read."""
+"""Kind -> operand positions in which masks and tables are read: products project tables of relative positions."""
 LEAST_TRIANGLE = 3
 """Sides of the largest triangle that may be a coincidence (assumed): three zeros."""
 LEAST_FREQUENCIES = 8
