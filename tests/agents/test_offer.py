@@ -319,7 +319,7 @@ def test_a_faster_part_is_searched_long_enough():
 
 @pytest.mark.slow
 def test_a_part_may_win_whose_template_is_not_the_fastest():
-    problem = build("t5-3b", "15x1xA100@100Gbit", 48)
+    problem = build("t5-3b", "15x1xA100@120Gbit", 48)
     parts = promising(problem)
     assert [len(part.devices) for part in parts[:2]] == [14, 12]
     result = search_offer(problem, Budget.parse(400))

@@ -298,7 +298,7 @@ def test_after_moves_everywhere_no_single_move_gains():
 
 def test_moves_leave_no_plan_that_breaks_rules():
     """Two axes split the samples of a stage, which divide over them with some numbers of devices only."""
-    space = measured_layers("6x4xV100-16GB@100Gbit", 240)
+    space = measured_layers("6x4xV100-16GB@120Gbit", 240)
     two_level = [one for one in megatron_strategies(space) if one.splits_batch]
     assert two_level
     (signatures,) = {id(one.signatures): one.signatures for one in two_level if one.tp == 4}.values()

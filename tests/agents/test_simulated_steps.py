@@ -47,7 +47,7 @@ def table_of(space, count, zero=0):
         ("8x1xV100-16GB@25Gbit", 64.0, 64, 8),
         ("8x1xV100-16GB@25Gbit", 1.8, 64, 16),
         ("3x8xV100-16GB@25Gbit", 64.0, 96, 4),
-        ("4x4xV100-16GB@100Gbit", 1.8, 96, 12),
+        ("4x4xV100-16GB@120Gbit", 1.8, 96, 12),
     ],
 )
 def test_a_simulated_step_is_the_price_of_the_plan(cluster, memory_gib, batch, count, zero):
