@@ -5,11 +5,11 @@
 For each target some plans are searched: one without any condition, and others with one degree or ZeRO stage given. Each
 is exported, and its trainer takes two steps on as many processes as the plan has devices. The losses of the steps, and
 the loss after the second step, are compared with those of one process, which clips gradients as the file says.
-DeepSpeed splits the weights of a small Llama of transformers, since it knows by the classes of a model how to do so.
-`--packages` names folders with accelerate and deepspeed, as in `prove_exports.py`; a trainer that cannot be imported is
-named and left out. All run on CPUs with gloo. DeepSpeed compiles an extension first, for which torch takes a lock in
-the user's cache; where a run was killed, the lock stays, and all later ones wait for it. So each run of this script has
-a cache of its own.
+DeepSpeed splits the weights of a small Llama of transformers, since it knows by the classes of a model how to do so;
+torchtitan trains a small Llama of its own. `--packages` names folders with accelerate, deepspeed and torchtitan, as in
+`prove_exports.py`; a trainer that cannot be imported is named and left out. All run on CPUs with gloo. DeepSpeed
+compiles an extension first, for which torch takes a lock in the user's cache; where a run was killed, the lock stays,
+and all later ones wait for it. So each run of this script has a cache of its own.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+import torchtitan_on_cpus
 from torch import Tensor, nn
 
 from agents import Budget, search
@@ -42,7 +43,7 @@ from ir import zoo
 SIZES = {"layers": 4, "hidden": 32, "heads": 4, "seq_len": 16, "vocab_size": 64}
 MODEL = "gpt:" + ",".join(f"{name}={size}" for name, size in SIZES.items())
 LLAMA = MODEL.replace("gpt:", "llama:") + ",kv_heads=4,ffn=64"
-"""The model whose weights DeepSpeed splits."""
+"""The model whose weights DeepSpeed splits, and the one of torchtitan."""
 BATCH, STEPS = 8, 2
 TOLERANCE = 1e-5
 """Largest relative difference of losses: sums in another order, in fp32."""
@@ -58,6 +59,13 @@ WISHES: Mapping[str, tuple[Mapping[str, Any], ...]] = {
         {"tp": 2},
     ),
     "accelerate": ({}, *({"dp": 2, "zero": stage, "num_micro_batches": 2} for stage in (0, 2, 3))),
+    "torchtitan": (
+        *({"dp": 2, "zero": stage, "num_micro_batches": 2} for stage in (0, 2, 3)),
+        {"tp": 2},
+        {"tp": 2, "recompute": "full", "num_micro_batches": 2},
+        {"pp": 2, "virtual_stages": 1, "num_micro_batches": 4},
+        {"pp": 2, "virtual_stages": 2, "num_micro_batches": 4},
+    ),
 }
 """Target -> hints.fix of its plans."""
 
@@ -83,6 +91,8 @@ def settings_of(folder: Path) -> dict[str, Any]:
 def build(folder: Path = Path()) -> nn.Module:
     """The network of the plans, alike on every process."""
     torch.manual_seed(0)
+    if (folder / "torchtitan_plan.py").exists():
+        return torchtitan_on_cpus.whole(titan_recipe())
     if "tensor_parallel" in settings_of(folder):
         return llama()
     found: nn.Module = example().Gpt(**SIZES)
@@ -114,9 +124,18 @@ def loss_of(scores: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(scores.flatten(0, 1).float(), labels.flatten())
 
 
+OPTIMIZER: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.999), "weight_decay": 1e-2}
+"""The arguments of AdamW, which all trainers take."""
+
+
 def optimizer_of(parameters: Any) -> torch.optim.Optimizer:
-    """An optimizer that all trainers take."""
-    return torch.optim.AdamW(parameters, lr=1e-2)
+    """The optimizer of all trainers."""
+    return torch.optim.AdamW(parameters, **OPTIMIZER)
+
+
+def titan_recipe() -> Any:
+    """torchtitan's recipe of `LLAMA`."""
+    return torchtitan_on_cpus.recipe({**SIZES, "ffn": 64}, batch(), OPTIMIZER)
 
 
 Step = Callable[[bool], Tensor | float]
@@ -126,7 +145,8 @@ Step = Callable[[bool], Tensor | float]
 def by_one_process(folder: Path) -> list[float]:
     """[steps + 1] losses without any trainer."""
     model, (ids, labels) = build(folder), batch()
-    optimizer, max_norm = optimizer_of(model.parameters()), settings_of(folder).get("gradient_clipping", math.inf)
+    default = titan_recipe().training.max_norm if (folder / "torchtitan_plan.py").exists() else math.inf
+    optimizer, max_norm = optimizer_of(model.parameters()), settings_of(folder).get("gradient_clipping", default)
     found = []
     for _ in range(STEPS + 1):
         loss = loss_of(model(ids), labels)
@@ -228,6 +248,11 @@ def by_accelerate(folder: Path) -> list[float]:
     return found
 
 
+def by_torchtitan(folder: Path) -> list[float]:
+    """[steps + 1] losses by torchtitan's trainer."""
+    return torchtitan_on_cpus.train(folder, titan_recipe, STEPS + 1)
+
+
 def mean_of(losses: list[float]) -> float:
     """The mean over the micro-batches of all processes."""
     import torch.distributed as dist
@@ -241,6 +266,7 @@ TRAINERS: Mapping[str, Callable[[Path], list[float]]] = {
     "pytorch": by_pytorch,
     "deepspeed": by_deepspeed,
     "accelerate": by_accelerate,
+    "torchtitan": by_torchtitan,
 }
 
 
@@ -284,7 +310,7 @@ def train(target: str, fix: Mapping[str, Any], given: argparse.Namespace, scratc
         scratch: a folder for the files of all plans.
     """
     training = {"global_batch": BATCH, "target": target, "precision": "fp32"}
-    model = LLAMA if target == "deepspeed" and "tp" in fix else MODEL
+    model = LLAMA if target == "torchtitan" or (target == "deepspeed" and "tp" in fix) else MODEL
     problem = Problem.build(zoo.build(model), parse_cluster(f"{given.processes}xcpu"), training, {"fix": fix})
     plan = search(problem, Budget(evaluations=given.evaluations), seed=0).plan
     degrees = plan.degrees[0]
@@ -319,7 +345,8 @@ def main() -> int:
         target, folder = given.worker[0], Path(given.worker[1])
         torch.set_num_threads(1)
         losses = TRAINERS[target](folder)
-        if int(os.environ["RANK"]) == 0:
+        # torchtitan knows the loss of a pipeline on the processes of its last stage alone.
+        if int(os.environ["RANK"]) == (int(os.environ["WORLD_SIZE"]) - 1 if target == "torchtitan" else 0):
             (folder / "losses.json").write_text(json.dumps(losses))
         torch.distributed.destroy_process_group()
         return 0
