@@ -156,9 +156,8 @@ def recommend(
     devices: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="A,B,...",
-            help="In place of --clusters: kinds of devices to compare, as in H100,A100. Of each there are clusters of "
-            "1, 2 and 4 devices, and of nodes of 8; may be repeated.",
+            metavar="H100,A100,...",
+            help="In place of --clusters: kinds of devices; of each 1, 2, 4 devices and nodes of 8. May be repeated.",
         ),
     ] = None,
     max_devices: Annotated[int, typer.Option(help="With --devices: the largest number of devices.")] = 512,

@@ -152,8 +152,7 @@ def read_strategy(
     micro_batch: Annotated[
         int | None,
         typer.Option(
-            rich_help_panel=PLAN_PANEL,
-            help="Samples of a replica in each micro-batch. Larger ones may be faster; default: 1.",
+            rich_help_panel=PLAN_PANEL, help="Samples of a replica in a micro-batch; more may be faster; default: 1."
         ),
     ] = None,
     virtual: Annotated[

@@ -49,7 +49,7 @@ class _Topic:
 
 
 class _Listener:
-    """One who listens, on an event loop."""
+    """The queue of a client that listens, with the event loop on which it waits."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()

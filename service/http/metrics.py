@@ -74,7 +74,7 @@ class Metrics:
 
 
 class _OfTheStore:
-    """What the store knows; without it only that it is away."""
+    """Collects the metrics of the store; if the store does not answer, only the metric that says so."""
 
     def __init__(self, client: redis.Redis, feed: Feed) -> None:
         self._client: Any = client  # redis-py types its replies too widely

@@ -78,7 +78,7 @@ class StageProgram:
         return self.on_live_axes(tuple(s.inputs[slot] for s in self.operators[position].signatures))
 
     def on_live_axes(self, placements: Placements) -> Placements:
-        """The placements, with B on the axes of one rank."""
+        """The placements, with B on the axes that have a single rank."""
         return tuple(p if axis.size > 1 else BROADCAST for p, axis in zip(placements, self.mesh.axes, strict=True))
 
     def tensor(self, name: str, placements: Placements) -> StageTensor:

@@ -73,14 +73,14 @@ def _end_by(
 
 
 def names_the_ended(trainer: type[Trainer]) -> type[Trainer]:
-    """Makes a trainer say which other process has ended, by `ProcessLost`, in place of what its connection says."""
+    """A trainer whose `METHODS` raise `ProcessLost`, which names the ended process, in place of connection errors."""
     for name in METHODS:
         setattr(trainer, name, naming_the_ended(getattr(trainer, name)))
     return trainer
 
 
 def naming_the_ended(method: Callable[Given, Returned]) -> Callable[Given, Returned]:
-    """The same for one function."""
+    """A function that raises `ProcessLost` if it fails because another process has ended; other errors stay."""
 
     @functools.wraps(method)
     def run(*args: Given.args, **kwargs: Given.kwargs) -> Returned:
@@ -96,7 +96,7 @@ def naming_the_ended(method: Callable[Given, Returned]) -> Callable[Given, Retur
 
 
 def _is_lost(fault: BaseException | None) -> bool:
-    """Whether an error, or one that it follows from, says that another process has ended: pipelines wrap errors."""
+    """Whether an error, or an error that caused it, says that another process has ended: pipelines wrap errors."""
     if fault is None:
         return False
     return any(words in str(fault) for words in LOST) or _is_lost(fault.__cause__ or fault.__context__)

@@ -316,8 +316,8 @@ class GraphTrainer:
 
 
 def as_trained(graph: Graph, module: nn.Module) -> Graph:
-    """The graph with what no file says: labels that are `IGNORED`, rows of embeddings that are not trained, and experts
-    that take any number of tokens."""
+    """The graph with three facts that ONNX files do not state: labels may be `IGNORED`, padding rows of embeddings are
+    not trained, and experts take any number of tokens."""
     fixed = {
         path: child.padding_idx
         for path, child in module.named_modules()
@@ -332,7 +332,8 @@ def as_trained(graph: Graph, module: nn.Module) -> Graph:
 
 
 def with_room(graph: Graph) -> Graph:
-    """The graph with a slot for every token in every expert; those that are searched drop what is above a capacity."""
+    """The graph with a slot for every token in every expert, so that no token is dropped. In the graphs that are
+    searched, experts have fewer slots and drop the tokens above their capacity."""
     tensors, operators, grown = dict(graph.tensors), [], dict[str, int]()
     for op in graph.operators:
         tokens = max((grown[name] for name in op.inputs if name in grown), default=0)

@@ -55,7 +55,8 @@ def unit_paths(module: nn.Module) -> list[str]:
 
 
 def called_parts(module: nn.Module) -> Iterator[nn.Module]:
-    """A module, or the parts of one that a pipeline stage holds in part: what code calls, and hooks see."""
+    """The modules that code calls, and whose hooks run. A plain `nn.Module` only holds the part of a module that is in
+    a pipeline stage: its children are returned in its place."""
     if type(module) is nn.Module:
         for child in module.children():
             yield from called_parts(child)

@@ -66,7 +66,8 @@ class _Tracer(torch.fx.Tracer):
     def create_args_for_root(
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
     ) -> tuple[Any, list[Any]]:
-        """What torch traces a forward with; a placeholder of nothing that is given would be no default of Python."""
+        """The arguments with which torch traces a forward. Arguments that are no inputs of the model get their
+        defaults: torch would trace a placeholder in place of the default."""
         parameters = inspect.signature(root_fn).parameters
         traced, given = super().create_args_for_root(root_fn, is_module, concrete_args)
         for place, value in enumerate(given):

@@ -124,9 +124,9 @@ def check_gradients(module: nn.Module) -> None:
 
 
 def check_loss(graph: Graph) -> None:
-    """Refuses a graph whose loss is none that a trainer computes from scores and labels.
+    """Refuses a graph whose loss cannot be computed by a trainer from scores and labels.
 
-    A single number among the outputs of a model is taken for its loss, be it the loss or not.
+    If the last output of a model is a single number, it is taken for the loss, even where it is something else.
 
     Raises:
         PlanError: names the output.
