@@ -41,8 +41,7 @@ FEWEST_TILES = 5
 FEWEST_MORE = 1.2
 """Least factor between sizes of stages that do not tile a large cluster (assumed)."""
 MOST_SUBMESHES = 32
-"""Largest number of submeshes into which the cluster is divided (assumed): the time of planners grows with its
-square."""
+"""Largest number of submeshes of a cluster (assumed): the time of planners grows with its square."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -430,13 +429,14 @@ def aligned_sizes(table: StageTable) -> list[int]:
 
 
 def untiled_sizes(table: StageTable) -> list[int]:
-    """Sizes of stages that need not tile the cluster, all multiples of the least one of `aligned_sizes`.
+    """Sizes of stages that need not tile the cluster: multiples of a step, the least one of `aligned_sizes` that is an
+    equal part of a host, or whole hosts. Stages of other sizes let none behind them have whole hosts.
 
-    These are `aligned_sizes`, and those with which the fullest replica has fewer samples than with the next smaller
-    multiple. Where there are many, each is at least `FEWEST_MORE` times the one before.
+    Of these multiples it takes the `aligned_sizes`, and those with which the fullest replica has fewer samples than
+    with the next smaller one. Where there are many, each is at least `FEWEST_MORE` times the one before.
     """
-    tiles = aligned_sizes(table)
-    step, last, found = min(tiles, default=1), 0, list[int]()
+    tiles, host = aligned_sizes(table), math.gcd(*(one.num_devices for one in table.space.problem.cluster.hosts))
+    step, last, found = min((it for it in tiles if host % it == 0 or it % host == 0), default=1), 0, list[int]()
     for size in sorted({*range(step, len(table.order) + 1, step)}.intersection(table.sizes)):
         has_fewer = size == step or -(-table.samples // size) < -(-table.samples // (size - step))
         if has_fewer and size >= FEWEST_MORE * last:

@@ -44,7 +44,10 @@ def random_table(rng, layers, devices):
             times[behind, place, size] = span
         return times[behind, place, size]
 
-    return SimpleNamespace(space=SimpleNamespace(num_units=layers), order=tuple(range(devices)), seconds=seconds)
+    space = SimpleNamespace(
+        num_units=layers, problem=SimpleNamespace(cluster=parse_cluster(f"{devices}x1xV100@10Gbit"))
+    )
+    return SimpleNamespace(space=space, order=tuple(range(devices)), seconds=seconds)
 
 
 def submesh_rows(place, devices, sizes, most, *, tiled):
@@ -109,7 +112,9 @@ def test_pipers_slowest_stages_are_brute_force_where_submeshes_tile_the_cluster_
 
 @pytest.mark.parametrize(("devices", "samples"), [(512, 128), (1024, 4096), (97, 300)])
 def test_stages_that_tile_nothing_have_sizes_with_fewer_samples(devices, samples):
-    table = SimpleNamespace(order=range(devices), sizes=range(1, min(samples, devices) + 1), samples=samples)
+    space = SimpleNamespace(problem=SimpleNamespace(cluster=parse_cluster(f"{devices}x1xV100@10Gbit")))
+    sizes = range(1, min(samples, devices) + 1)
+    table = SimpleNamespace(space=space, order=range(devices), sizes=sizes, samples=samples)
     tiles, found = aligned_sizes(table), untiled_sizes(table)
     step = min(found)
     assert set(tiles) <= set(found) and all(size % step == 0 for size in found)
@@ -118,6 +123,20 @@ def test_stages_that_tile_nothing_have_sizes_with_fewer_samples(devices, samples
     # 48 devices have 3 of 128 samples at most; 80 to 112 have 2, like 64.
     assert devices != 512 or set(found) - set(tiles) == {48}
     assert len(found) < 24
+
+
+@pytest.mark.parametrize(
+    ("cluster", "step"), [("10x16", 8), ("12x8", 4), ("3x24", 3), ("6x12", 3), ("5x6", 1), ("7x9", 3)]
+)
+def test_stages_that_tile_nothing_are_parts_of_hosts_or_whole_hosts(cluster, step):
+    """On 10 hosts of 16 devices 32 submeshes have 5 devices each, which straddle hosts; the next size is 8."""
+    space = SimpleNamespace(problem=SimpleNamespace(cluster=parse_cluster(f"{cluster}xV100@10Gbit")))
+    devices = space.problem.cluster.num_devices
+    table = SimpleNamespace(space=space, order=range(devices), sizes=range(1, devices + 1), samples=devices)
+    found, host = untiled_sizes(table), space.problem.cluster.hosts[0].num_devices
+    assert min(found) == step and all(size % step == 0 for size in found)
+    assert step % host == 0 or host % step == 0
+    assert set(found) >= {size for size in aligned_sizes(table) if size % step == 0}
 
 
 def test_galvatrons_layers_are_brute_force():
