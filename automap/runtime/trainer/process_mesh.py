@@ -46,10 +46,13 @@ def make_mesh(plan: Plan, device: torch.device) -> DeviceMesh:
     """
     stage, devices = plan.stages[0], devices_of(plan)
     world = dist.get_world_size()
-    if sorted(d for row in devices for d in row) != list(range(world)):
+    every = sorted(d for row in devices for d in row)
+    number = len(every)
+    if every != list(range(world)):
         raise PlanError(
-            f"there are {world} processes", field="plan.stages.devices", value=[s.devices for s in plan.stages],
-            repair="Start one process for each device of the plan, numbered from 0.",
+            f"has other devices than the {world} processes that were started, which are numbered from 0",
+            field="plan.stages.devices", value=", ".join(dict.fromkeys(s.devices for s in plan.stages)),
+            repair=f"Start {number} in all, one for each device: torchrun --nproc-per-node={number} on one host.",
         )  # fmt: skip
     count = dict(stage.mesh)
     names = list(count)
