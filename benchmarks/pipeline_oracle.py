@@ -30,11 +30,12 @@ from automap.price.kernels.stage_records import Stage
 from automap.price.kernels.step import SPREAD_OVERLAP
 from automap.price.lowered_plan import RECOMPUTE_MODES, spread
 from automap.problem import Problem
+from automap.space.shape import divisors
 from automap.space.space import PlanSpace
 from automap.space.templates import megatron_signatures
 
 PARTS = 32
-"""Largest number of equal parts of the devices that the dynamic program gives to stages."""
+"""Largest number of equal parts of the devices that the dynamic program gives to stages; parts of a host, or hosts."""
 MOST_STAGES = 64
 """Largest number of stages."""
 LIMITS = np.array([1.0, 1.004, 1.01, 1.02, 1.04, 1.08, 1.15, 1.25, 1.5, 2.0])
@@ -132,6 +133,7 @@ class Costs:
         beyond, most: peak bytes beside these without recomputation, and a bound of them with any recomputation.
         freed, more_s: [units + 1] bytes that recomputation of all units before this one frees, and its seconds.
         capacity: bytes of a device.
+        recomputes: whether units may be recomputed.
     """
 
     def __init__(self, oracle: "Oracle", devices: Sequence[int], way: "Way", count: int, zero: int) -> None:
@@ -170,6 +172,7 @@ class Costs:
         peaks = np.where(units >= begins, before(saved[0])[1:] + need[0], -np.inf)
         self.beyond[:, 1:] = np.maximum.accumulate(peaks, axis=1) - before(saved[0])[1:]
         self.most[:, 1:] = np.maximum.accumulate(np.where(units >= begins, need.max(axis=0), -np.inf), axis=1)
+        self.recomputes = oracle.recomputes
         frees = saved[full] < saved[0]
         self.freed = before(np.where(frees, saved[0] - saved[full], 0.0))
         self.more_s = before(np.where(frees, passes_s[full] - passes_s[0], 0.0))
@@ -182,7 +185,8 @@ class Costs:
         first = np.arange(len(self.freed))[:, None]
         lacks = self.fixed + alive * self.saved + self.most - self.capacity
         count = np.searchsorted(self.freed, self.freed[:, None] + np.maximum(lacks, 0.0) / alive) - first
-        count = np.where(plain, 0, np.maximum(count, 0))
+        # Where no unit may be recomputed, a count beyond all units is not legal.
+        count = np.where(plain, 0, np.maximum(count, 0) if self.recomputes else len(self.freed))
         legal = (np.arange(len(self.freed)) > first) & (first + count <= np.arange(len(self.freed)))
         more_s = self.more_s[np.minimum(first + count, len(self.freed) - 1)] - self.more_s[:, None]
         return np.where(legal, self.seconds + more_s, np.inf), count
@@ -202,6 +206,7 @@ class Oracle:
     Attributes:
         space: for the units, the price and the numbers of micro-batches.
         batch: samples of a step.
+        recomputes: whether a plan may recompute.
     """
 
     def __init__(self, problem: Problem, zeros: Sequence[int]) -> None:
@@ -209,6 +214,7 @@ class Oracle:
         self.space, self.zeros = PlanSpace(problem), zeros
         self.devices, self.host = problem.cluster.num_devices, problem.cluster.hosts[0].num_devices
         self.batch, evaluator = problem.training.global_batch, self.space.evaluator
+        self.recomputes = bool(self.space.modes[RECOMPUTE_MODES.index("full")])
         signatures = [(1, data_parallel(evaluator, len(self.space.axes)))]
         for shape in self.space.shapes:
             if shape.tp == self.host > 1 and shape.dp > 1 and shape.samples % (shape.dp * shape.tp) == 0:
@@ -217,7 +223,11 @@ class Oracle:
                 signatures.append((shape.tp, self.space.signatures(values)))
                 break
         self.ways = [Way(inner, chosen, UnitsInOrder.of(evaluator, chosen)) for inner, chosen in signatures]
-        self.part = max(self.devices // PARTS, 1)
+        self.part = next(
+            part
+            for part in divisors(self.devices)
+            if self.devices // part <= PARTS and (part % self.host == 0 or self.host % part == 0)
+        )
         self.parts, self.units = self.devices // self.part, self.space.num_units
         self._prices: dict[Pipeline, tuple[float, float]] = {}
 
@@ -337,7 +347,7 @@ class Oracle:
                 if min(wide) > 0 and max(wide) <= samples and long.min() > 0 and (units or more > 0):
                     again = tuple(map(min, plan.again, long.tolist()))
                     yield replace(plan, ends=tuple(np.cumsum(long).tolist()), sizes=tuple(wide), again=again)
-        for stage, change in itertools.product(range(count), (-1, 1)):
+        for stage, change in itertools.product(range(count), (-1, 1) if self.recomputes else ()):
             again = list(plan.again)
             again[stage] += change
             if 0 <= again[stage] <= lengths[stage]:
