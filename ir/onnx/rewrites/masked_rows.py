@@ -21,6 +21,10 @@ ROWS, WEIGHTS, SUM, CHOICE = "#MaskedRows", "#MaskedWeights", "#MaskedSum", "#Ma
 """Kinds of the nodes that replace look-ups of rows, look-ups of their weights, and writes with and without a sum."""
 _COMPARED = 8
 """Number of nodes behind which two masks still count as equal if all of these nodes are (assumed)."""
+_MOST_OPERANDS = 3
+"""Operands of the largest node that is compared (assumed): a mask is computed by comparisons, sums and products."""
+_MOST_WRITES = 1024
+"""Most writes into one tensor that are looked at (assumed): one for each expert of a layer."""
 
 
 def all_rows(nodes: list[Node], places: Places, outputs: Sequence[str]) -> tuple[list[Node], tuple[str, ...]]:
@@ -153,7 +157,9 @@ class _Layers:
         found: list[int] = []
         while not self.places.is_zero(data):
             maker = self._behind(data, VIEWS)
-            if maker is None or id(maker) not in self.writes or not self._is_apart(self.writes[id(maker)][1], mask):
+            if maker is None or id(maker) not in self.writes or len(found) == _MOST_WRITES:
+                return []
+            if not self._is_apart(self.writes[id(maker)][1], mask):
                 return []
             found.append(id(maker))
             data = maker.inputs[0]
@@ -231,7 +237,7 @@ class _Layers:
         value = self.places.value(name)
         if value is not None:
             return f"{value.tolist()}"
-        if maker is None or not depth or not maker.inputs:
+        if maker is None or not depth or not 0 < len(maker.inputs) <= _MOST_OPERANDS:
             return name
         attributes = sorted((k, str(v)) for k, v in maker.attributes.items())
         operands = [self._key(operand, depth - 1) for operand in maker.inputs]
