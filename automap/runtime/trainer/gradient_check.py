@@ -45,7 +45,10 @@ class GradientCheck:
     ) -> None:
         self._norms = functools.partial(_gradient_norms, module, inputs, names, scores)
         self._scores = scores
-        self._whole = self._norms() if _has_room(graph, len(scores), scores.device) else None
+        # cuDNN has no backward pass of recurrent layers in evaluation mode.
+        is_recurrent = scores.is_cuda and any(isinstance(part, nn.RNNBase) for part in module.modules())
+        has_room = _has_room(graph, len(scores), scores.device)
+        self._whole = self._norms() if has_room and not is_recurrent else None
 
     def check(self, split: Split) -> None:
         """Refuses the network if a gradient differs now that it is split. A collective.
@@ -135,7 +138,9 @@ def _gradient_norms(
 def _note(squares: dict[str, Tensor], name: str, parameter: nn.Parameter) -> None:
     """Notes the square of a gradient's norm, and frees the gradient."""
     assert parameter.grad is not None
-    own = torch.linalg.vector_norm(local_of(parameter.grad), dtype=torch.float64).square()
+    gradient = local_of(parameter.grad)
+    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    own = torch.linalg.vector_norm(values, dtype=torch.float64).square()
     squares[name] = squares.get(name, torch.zeros_like(own)) + own
     parameter.grad = None
 
