@@ -46,8 +46,8 @@ def unstacked(graph: Graph) -> Graph:
 
 
 def _layers(graph: Graph, name: str) -> dict[int, tuple[int, str]]:
-    """Layer -> index of the operator that looks up its weights, and name of its result there; empty if the tensor is not
-    a stack whose layers are all read."""
+    """Layer -> index of the operator that looks up its weights, and name of its result there; empty if the tensor is
+    not a stack whose layers are all read."""
     tensor, readers = graph.tensors[name], graph.consumers.get(name, ())
     if tensor.role != "parameter" or len(tensor.shape) < 2 or name in graph.pieces or name in graph.outputs:
         return {}
