@@ -273,7 +273,7 @@ FIRST, LAST, ENDS = (f"decoder-{end}-pipeline-num-layers" for end in ("first", "
         ("a.sh", f"{STAGES} --{FIRST} 4", f"--{ENDS}", "--num-layers"),
         ("a.sh", f"{STAGES} --num-layers 6 --{VIRTUAL} 2", f"--{VIRTUAL}", "--num-layers"),
         ("a.sh", "--data-path 'open", "script", "quote"),
-        ("a.toml", "[parallelism", "toml", "Mend"),
+        ("a.toml", "[parallelism", "toml", "Correct the file"),
         ("a.toml", "parallelism = 3", "parallelism", "map"),
         (
             "a.toml",

@@ -341,7 +341,7 @@ def test_unknown_places(api: httpx.Client, method: str, path: str, status: int) 
         ("/v1/jobs/x/plan?best=one", "Use 'final' or 'so-far'."),
         ("/v1/jobs/x", "`automap status` and GET /v1/jobs list the jobs that there are."),
         ("/v1/jobs?stat=failed", "Did you mean state? Use one of cursor, limit, model_id, state."),
-        ("/v1/jobs/x/plan?so_far=1", "Use one of best."),
+        ("/v1/jobs/x/plan?so_far=1", "Use best."),
         ("/v1/zoo?name=gpt2", "Leave it out: this request takes no parameters."),
         ("/v1/jobs/", "GET /openapi.json lists all paths."),
         ("/v1/jobs?limit=1&limit=2", "Give it once."),
