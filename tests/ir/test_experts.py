@@ -133,7 +133,7 @@ def test_tokens_weighted_in_front_of_their_experts(batch: int) -> None:
         assert torch.allclose(evaluate(graph, dict(model.named_parameters()), *inputs), model(*inputs), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["routed_one", pytest.param("routed_one_unweighted", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", long_but(["routed_one"], ["routed_one", "routed_one_unweighted"]))
 def test_one_expert_for_the_tokens_of_a_mask(name: str) -> None:
     """Whether the weight of its expert is in front of the sum or behind it, a token is computed by one expert."""
     mixtures = _mixtures()
@@ -222,7 +222,12 @@ def test_files_with_weights_whose_names_say_nothing(dynamo: bool, tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["routed_loop", "routed_by_table", "routed_by_mask", "routed_by_choice"])
+@pytest.mark.parametrize(
+    "name",
+    long_but(
+        ["routed_loop", "routed_by_mask"], ["routed_loop", "routed_by_table", "routed_by_mask", "routed_by_choice"]
+    ),
+)
 def test_experts_on_routed_tokens_of_the_older_exporter(name: str) -> None:
     """Their sums begin with stored zeros, which are no parameters, also where a stripped file does not hold them."""
     from ir.onnx.load import load_model

@@ -633,7 +633,11 @@ def of_transformers(family: str) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "family", ["parallel", "parallel, one norm", "llama, tied and with biases", "gpt, its scores less by distance"]
+    "family",
+    long_but(
+        ["parallel", "llama, tied and with biases"],
+        ["parallel", "parallel, one norm", "llama, tied and with biases", "gpt, its scores less by distance"],
+    ),
 )
 def test_agrees_with_transformers(family: str, tmp_path: Path) -> None:
     """Parameters, arithmetic and blocks are those of GPT-NeoX, Falcon, Qwen 2 and BLOOM in transformers."""
