@@ -65,6 +65,17 @@ AS_DRAWN: Mapping[str, Mapping[str, Any]] = {
 }
 """What data files said of a kind when labels and networks were made, where they have been corrected since. The digests
 of problems count all of it."""
+LATER_RATES = ("product_rate", "plain_rate")
+"""Settings of devices that there were not yet when labels and networks were made. Digests do not count them."""
+_FITTED = "fitted: benchmarks/fit_trainers.py, published_runs.json, 2026-11-22, one for all ethernet"
+_ETHERNET: Mapping[str, Any] = {"efficiency": 0.838, "source": {"efficiency": _FITTED}}
+_PCIE: Mapping[str, Any] = {"share_by_ranks": {}, "source": {"efficiency": "assumed"}}
+LINKS_AS_COUNTED: Mapping[str, Mapping[str, Any]] = {
+    **{link: _ETHERNET for link in LINKS if link.startswith("ethernet-")},
+    **dict.fromkeys(("pcie3", "pcie4", "pcie5"), _PCIE),
+}
+"""What data files said of a link when labels and networks were made. Problems are priced with the links of today, but
+the digests of problems count what was said then."""
 INTRA_GBPS, INTER_GBPS = (1.0, 900.0), (1.0 / 8.0, 400.0 / 8.0)
 """Least and largest bandwidth of random links inside nodes and between them: 1 to 900 GB/s, 1 to 400 Gbit/s."""
 
@@ -77,6 +88,26 @@ def is_prime(number: int) -> bool:
 def is_unseen_size(num_devices: int) -> bool:
     """Whether clusters with this number of devices are held out of the training."""
     return num_devices > LARGE or (num_devices > SMALL_PRIME and is_prime(num_devices))
+
+
+def counted(cluster: Cluster) -> dict[str, Any]:
+    """The JSON of a cluster with what data files said of its devices and links when labels and networks were made.
+
+    Digests are made of it, so that a rate that is measured better leaves the digest of a problem as it is.
+    """
+    found = cluster.to_json()
+    for device in found["devices"].values():
+        for rate in LATER_RATES:
+            device.pop(rate, None)
+            (device["source"] or {}).pop(rate, None)
+    for name, link in found["links"].items():
+        then = dict(LINKS_AS_COUNTED.get(name, {}))
+        if then:
+            source = {**(link["source"] or {}), **then.pop("source")}
+            if "share_by_ranks" in then:
+                source.pop("share_by_ranks", None)
+            link.update(then, source=source)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

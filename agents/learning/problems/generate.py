@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from agents.learning.problems.clusters import RandomCluster, draw_cluster, is_unseen_size
+from agents.learning.problems.clusters import RandomCluster, counted, draw_cluster, is_unseen_size
 from agents.learning.problems.draw import Draw
 from agents.learning.problems.models import OTHERS, TRANSFORMERS, UNSEEN_FAMILIES, draw_model
 from agents.learning.problems.settings import draw_hints, draw_training
@@ -98,7 +98,7 @@ def problem_digest(problem: Problem) -> str:
     }
     parts = {
         "graph": graph_digest(replace(problem.graph, name="", sha256="", warnings=())),
-        "cluster": replace(problem.cluster, name="").to_json(),
+        "cluster": counted(replace(problem.cluster, name="")),
         "training": training,
         "hints": to_json(problem.hints),
     }
