@@ -23,7 +23,7 @@ help:
 	@echo "make unit          the quick tests                                            2 min"
 	@echo "make check         formatting, lint, types, import rules                      1-2 min"
 	@echo "make test          every capability, with real processes and servers          12 min"
-	@echo "make test-long     further kinds of models and plans, scripts of benchmarks   7 min"
+	@echo "make test-long     further kinds of models and plans, scripts of benchmarks   10 min"
 	@echo "make test-gpu      pipelines, stages and trainers on GPUs of this host        5 min"
 	@echo "make docs          the documentation as a site in site/, links checked         5 s"
 	@echo "make fuzz          gives the importer hostile model files                     1 min"
