@@ -185,6 +185,10 @@ class Trainer:
     source: Mapping[str, str] | None = None
 
 
+_OF_TRAINERS = frozenset(one.name for one in fields(Trainer))
+"""Names of the constants of a trainer; a verification reads the trainer of its problem ten thousand times."""
+
+
 @functools.cache
 def trainers() -> Mapping[str, Trainer]:
     """Every trainer that has a data file, by name."""
@@ -275,8 +279,8 @@ class Problem:
     def trainer(self) -> Trainer:
         """The training software of the problem as it is set, with constants measured on the cluster's hosts."""
         trainer, own = trainers()[self.training.trainer], self.cluster.constants
-        names, stated = {f.name for f in fields(Trainer)}, {} if own is None else own.stated()
-        changes: dict[str, Any] = {name: value for name, value in stated.items() if name in names}
+        stated = {} if own is None else own.stated()
+        changes: dict[str, Any] = {name: value for name, value in stated.items() if name in _OF_TRAINERS}
         if not self.training.overlap_gradients:
             changes["gradient_overlap"] = 0.0
         return replace(trainer, **changes) if changes else trainer
