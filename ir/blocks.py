@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ir.cuts import Cut, find_cuts, is_heavy
-from ir.graph import Graph, Operator, Tensor
+from ir.graph import Graph, Operator, Tensor, once_per_graph
 from ir.operators.measured import LAYER
 
 MAX_PERIOD = 12
@@ -85,12 +85,27 @@ class Blocks:
 
 
 def find_units(graph: Graph, *, several: bool = True) -> Blocks:
-    """Units of a graph in canonical order; see the module. Linear in the graph except for the search of repeats.
+    """Units of a graph in canonical order; see the module. Linear in the graph except for the search of repeats. They
+    are found once and kept with the graph: the price, the verifier and the summary of a problem read them.
 
     Args:
         graph: in canonical order.
         several: see `find_cuts`.
     """
+    return _units(graph) if several else _units_of_single_cuts(graph)
+
+
+@once_per_graph
+def _units(graph: Graph) -> Blocks:
+    return _found(graph, several=True)
+
+
+@once_per_graph
+def _units_of_single_cuts(graph: Graph) -> Blocks:
+    return _found(graph, several=False)
+
+
+def _found(graph: Graph, *, several: bool) -> Blocks:
     ops = graph.operators
     first = next((i for i, op in enumerate(ops) if not op.is_constant), len(ops))
     if first == len(ops):

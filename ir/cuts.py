@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ir.graph import Graph, Operator, once_per_graph
@@ -50,7 +50,7 @@ class Cut:
     """Names of the other tensors that cross, in the order in which they are made."""
 
 
-def find_cuts(graph: Graph, ignored: frozenset[str] = frozenset(), *, several: bool = True) -> dict[int, Cut]:
+def find_cuts(graph: Graph, ignored: frozenset[str] = frozenset(), *, several: bool = True) -> Mapping[int, Cut]:
     """All cuts of a graph, see the module. Takes linear time, except for the search of carried tensors.
 
     Args:
@@ -59,8 +59,18 @@ def find_cuts(graph: Graph, ignored: frozenset[str] = frozenset(), *, several: b
         several: whether several tensors may cross besides carried ones.
 
     Returns:
-        Index of an operator -> the cut after it.
+        Index of an operator -> the cut after it. Those with the default arguments are found once and kept with the
+        graph.
     """
+    return _found(graph, ignored, several=several) if ignored or not several else _all(graph)
+
+
+@once_per_graph
+def _all(graph: Graph) -> Mapping[int, Cut]:
+    return _found(graph, frozenset(), several=True)
+
+
+def _found(graph: Graph, ignored: frozenset[str], *, several: bool) -> Mapping[int, Cut]:
     carried = carried_tensors(graph, ignored)
     alone = legal_cuts(graph, ignored)
     boundaries = {**legal_cuts(graph, carried | ignored), **alone} if carried else alone
