@@ -339,7 +339,7 @@ class Incumbent(Spending):
         def plainest_plan(limit_s: float) -> Offer:
             if sync.kind != "synchronous":
                 return as_it_is(self.space, (values, found_by), best)
-            return plainest(self.space, (values, found_by), self._diverse.best(MOST, first), limit_s)
+            return plainest(self.space, (values, found_by), self._diverse.best(MOST, first), limit_s, self.verifier)
 
         return SearchResult(
             plan=best,
@@ -379,7 +379,8 @@ class Incumbent(Spending):
             offers = [found.offer(self.space.evaluator)]
             if self.best is not None and self.best_s <= limit_s:
                 best = (self.best, self.best_by)
-                offers.append(plainest(self.space, best, self._diverse.best(MOST, self.best), limit_s))
+                others = self._diverse.best(MOST, self.best)
+                offers.append(plainest(self.space, best, others, limit_s, self.verifier))
             near_s = NEAR * max(0.0, limit_s - min(found.step_time_s, self.best_s))
             return in_order(offers, lambda one: one.plainness, near_s)[0]
 

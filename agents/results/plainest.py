@@ -134,7 +134,7 @@ class Outside(NamedTuple):
         return Offer(plan=self.plan, found_by=self.found_by, plainness=rank, num_decisions=0, num_operator_decisions=0)
 
 
-def plainest(space: PlanSpace, best: Found, others: Sequence[Found], limit_s: float) -> Offer:
+def plainest(space: PlanSpace, best: Found, others: Sequence[Found], limit_s: float, verifier: Verifier) -> Offer:
     """The plainest plan whose step time is within a limit.
 
     Args:
@@ -142,6 +142,7 @@ def plainest(space: PlanSpace, best: Found, others: Sequence[Found], limit_s: fl
         best: the fastest plan; if the limit is below its step time, that is the limit.
         others: further plans that were found, whatever their step time.
         limit_s: largest step time.
+        verifier: checks plans of the problem.
 
     Raises:
         IllegalPlan: not even the best plan is legal.
@@ -155,7 +156,7 @@ def plainest(space: PlanSpace, best: Found, others: Sequence[Found], limit_s: fl
         for lowered in (plain(raw, evaluator, limit_s), raw):
             pool.append((plainness(lowered, evaluator, is_template=is_template), values, lowered))
     near_s = NEAR * max(0.0, limit_s - min(rank.step_s for rank, _, _ in pool))
-    verifier, faults = Verifier(space.problem), ""
+    faults = ""
     for rank, values, lowered in in_order(sorted(pool, key=lambda some: some[:2]), lambda some: some[0], near_s):
         plan = annotate(to_plan(lowered, evaluator), lowered, evaluator)
         wrong = verifier.violations(plan)

@@ -29,7 +29,7 @@ from automap.space import stepping
 from automap.space import templates as template_list
 from automap.space.space import PlanSpace
 from automap.space.templates import templates
-from automap.verify import verify
+from automap.verify import Verifier, verify
 from ir import zoo
 from ir.build import GraphBuilder
 
@@ -93,11 +93,11 @@ def test_a_template_is_returned_before_other_plans_on_as_many_devices():
     found = space.price(rows)
     at = int(np.where(found[:, 1] <= 0.0, found[:, 0], np.inf).argmin())
     best = tuple(rows[at].tolist()), "random"
-    offer = plainest(space, best, [], max(best_s * 1.001, found[at, 0]))
+    offer = plainest(space, best, [], max(best_s * 1.001, found[at, 0]), Verifier(space.problem))
     assert offer.found_by == "expert"
     (stage,) = offer.plan.stages
     assert (stage.mesh, stage.shardings, stage.zero.stage, stage.recompute) == ((("dp", 4),), {}, 0, ())
-    alone = plainest(space, best, [], 0.0)
+    alone = plainest(space, best, [], 0.0, Verifier(space.problem))
     assert alone.found_by == "random" and step_s(alone.plan) <= found[at, 0] * (1.0 + 1e-9)
 
 
