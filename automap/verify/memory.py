@@ -163,7 +163,9 @@ class Recount:
         for (chunk, unit), gradients in zip(units, reversed(made), strict=True):
             kept = self._unit_keeps(chunk, unit, own=True)
             # The price counts a carried tensor as gathered, even if this rank could save only its own part of it.
-            read = {piece for piece in self._unit_keeps(chunk, unit, own=False) if piece.root in self._carried}
+            gathers = self.problem.trainer.regathers and self._carried
+            gathered = self._unit_keeps(chunk, unit, own=False) if gathers else kept
+            read = {piece for piece in gathered if piece.root in self._carried}
             saved.add(kept, kept | read | self._as_made(chunk, self._entering(unit)))
             activations = saved.counts() + self._unit_saves(chunk, unit)
             working = np.full(3, self._working(chunk, unit))
@@ -178,12 +180,15 @@ class Recount:
     def _working(self, chunk: Chunk, unit: Sequence[int]) -> float:
         """Bytes that a pass of a unit needs beside the saved activations."""
         zero, state_bytes, trainer = chunk.stage.zero.stage, self.problem.state_bytes, self.problem.trainer
+        written = 2.0 * max(self._written(chunk, i) for i in unit)
+        if zero < 2:
+            return written
         # If ZeRO shards the weights: ZeRO 3 gathers those of two units, and gradients are whole until scattered.
         whole, shard = self._elements(unit)
         most = 0.0 if shard >= whole else math.inf if trainer.most_gathered is None else trainer.most_gathered
         gathered = min(2.0 * whole, most) * state_bytes[0] * (zero >= 3)
-        gathered += min(self._elements(unit, trained=True)[0], most) * state_bytes[1] * (zero >= 2)
-        return 2.0 * max(self._written(chunk, i) for i in unit) + gathered
+        gathered += min(self._elements(unit, trained=True)[0], most) * state_bytes[1]
+        return written + gathered
 
     # -- parameters ----------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from automap.globs import matches, matches_operator
+from automap.globs import first_match, matches, matches_operator
 from automap.plan import AxisSharding, Plan, Stage, parse_devices
 from automap.problem import Problem
 from automap.verify.model import Model, Placed
@@ -133,12 +133,12 @@ def place_operators(chunk: Chunk, model: Model) -> Iterator[Violation]:
     stage, graph = chunk.stage, model.graph
     names = {graph.operators[i].name for i in chunk.operators}
     # The name of an operator means this operator alone, even if it reads like a module of others.
-    globs = sorted((k for k in stage.shardings if k not in names), key=lambda k: -len(k.translate(_WILD)))
+    globs = tuple(sorted((k for k in stage.shardings if k not in names), key=lambda k: -len(k.translate(_WILD))))
     used: set[str] = set()
     followers: list[tuple[int, str, str]] = []
     for index in chunk.operators:
         name = graph.operators[index].name
-        key = name if name in stage.shardings else next((g for g in globs if matches(g, name)), None)
+        key = name if name in stage.shardings else first_match(globs, name)
         entry: Mapping[str, AxisSharding] = {} if key is None else stage.shardings[key]
         mine = chunk.placed.setdefault(index, {})
         for axis in chunk.sizes:
