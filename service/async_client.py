@@ -43,9 +43,8 @@ class AsyncAutomapClient:
         timeout_s: float = 60.0,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self._http = httpx.AsyncClient(
-            base_url=url, timeout=timeout_s, transport=calls.patient(transport), headers=calls.headers(key)
-        )
+        network = calls.patient(transport or httpx.AsyncHTTPTransport(verify=calls.trusted(url)))
+        self._http = httpx.AsyncClient(base_url=url, timeout=timeout_s, transport=network, headers=calls.headers(key))
         self._url = url
 
     async def __aenter__(self) -> AsyncAutomapClient:

@@ -47,9 +47,8 @@ class AutomapClient:
         timeout_s: float = 60.0,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._http = httpx.Client(
-            base_url=url, timeout=timeout_s, transport=calls.patient(transport), headers=calls.headers(key)
-        )
+        network = calls.patient(transport or httpx.HTTPTransport(verify=calls.trusted(url)))
+        self._http = httpx.Client(base_url=url, timeout=timeout_s, transport=network, headers=calls.headers(key))
         self._url = url
 
     def __enter__(self) -> AutomapClient:

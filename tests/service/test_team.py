@@ -266,7 +266,8 @@ def test_two_real_workers_and_the_death_of_one_of_their_processes(
 ) -> None:
     service = start("--workers", "2")
     # Where one starts much later than the other, it finds the search over.
-    until(lambda: "automap_workers 2.0" in httpx.get(f"{service.url}/metrics").text)
+    with httpx.Client(base_url=service.url) as http:
+        until(lambda: "automap_workers 2.0" in http.get("/metrics").text)
     job = service.client.submit(
         "zoo:gpt2:layers=2", "8xV100-16GB", {"global_batch": 64}, budget="3s", searchers=["mcmc"], workers=2
     )
