@@ -29,7 +29,7 @@ from service.jobs.store import Store
 from service.settings import MIB, Settings
 
 JOB = {"zoo": "gpt2:layers=2", "cluster": "8xV100-16GB", "training": {"global_batch": 64}, "budget": 1}
-MANY = 100_000
+MANY = 40_000
 CONSTRAINTS = [{"scope": f"layers.{number}.*", "replicate": True} for number in range(MANY)]
 COSTS = {f"layers.{number}.mlp": {"forward_s": 1e-3} for number in range(MANY)}
 
@@ -69,7 +69,7 @@ def test_too_many_to_check_are_refused_at_once(
     document = answer.json()
     assert (answer.status_code, document["field"]) == (422, field)
     assert document["repair"]
-    assert seconds < 8.0, "41 s and more once"
+    assert seconds < 3.2, "41 s and more once, of 100,000"
 
 
 def test_as_many_as_there_may_be_are_checked_in_time(roomy: httpx.Client) -> None:
