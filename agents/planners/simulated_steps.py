@@ -101,22 +101,26 @@ class SimulatedSteps:
             sharpness: exponent p, see `SHARPNESS`; infinite for the step times themselves.
         """
         count, last = partitions.ends.shape
-        firsts, begins = (np.pad(of, ((0, 0), (1, 0))) for of in partitions)
-        lasts = np.pad(partitions.ends, ((0, 0), (0, 1)), constant_values=self._units)
-        sizes = np.pad(partitions.places, ((0, 0), (0, 1)), constant_values=self._devices) - begins
+        bounds = np.zeros((2, count, last + 2), dtype=np.int64)
+        bounds[0, :, 1:-1], bounds[1, :, 1:-1] = partitions
+        bounds[:, :, -1] = np.array([[self._units], [self._devices]])
+        (firsts, begins), lasts, sizes = bounds[:, :, :-1], bounds[0, :, 1:], np.diff(bounds[1], axis=1)
         legal: Mask = np.asarray(((lasts > firsts) & (sizes > 0)).all(axis=1))
         legal[legal] = self._sizes[sizes[legal]].all(axis=1)
         rows = np.flatnonzero(legal)
         costs = np.empty((len(rows), len(StagePasses._fields), last + 1))
         a_byte_s = np.empty((len(rows), last))
         # Of the last stage, no devices follow.
-        following = np.pad(sizes[rows, 1:], ((0, 0), (0, 1)))
+        base, following = self._devices + 1, np.zeros((len(rows), last + 1), dtype=np.int64)
+        following[:, :-1] = sizes[rows, 1:]
+        keys = (following * base + sizes[rows]) * base + begins[rows]
+        firsts, lasts = firsts[rows], lasts[rows]
         for stage in range(last + 1):
-            keys = np.stack([begins[rows, stage], sizes[rows, stage], following[:, stage]])
-            for (place, size, after), mine in _groups(keys):
-                first, end = firsts[rows[mine], stage], lasts[rows[mine], stage]
-                for number, of in enumerate(self.table.passes(last + 1 - stage, place, size)):
-                    costs[mine, number, stage] = of[first, end]
+            for key, mine in _groups(keys[:, stage]):
+                rest, place = divmod(key, base)
+                after, size = divmod(rest, base)
+                passes = self.table.passes(last + 1 - stage, place, size)
+                costs[mine, :, stage] = passes[:, firsts[mine, stage], lasts[mine, stage]].T
                 if after:
                     a_byte_s[mine, stage] = self._a_byte_s(place, size, after)
         stages = self._with_transfers(costs, a_byte_s)
@@ -275,17 +279,13 @@ class SimulatedSteps:
         return Partition(max(each), stages)
 
 
-def _groups(keys: Ints) -> Iterator[tuple[list[int], Ints]]:
-    """The distinct columns of an array, and the numbers of the columns that are like each of them.
-
-    Args:
-        keys: [n, columns] whole numbers.
-    """
-    order = np.lexsort(keys)
-    ordered = keys[:, order]
-    begins = np.flatnonzero((np.diff(ordered, prepend=-1) != 0).any(axis=0)).tolist()
-    for begin, end in itertools.pairwise([*begins, len(order)]):
-        yield ordered[:, begin].tolist(), order[begin:end]
+def _groups(keys: Ints) -> Iterator[tuple[int, Ints]]:
+    """The distinct ones of [n] whole numbers, and the places of each of them."""
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    ends = [*(np.flatnonzero(ordered[1:] != ordered[:-1]) + 1).tolist(), len(keys)] if len(keys) else []
+    for begin, end in itertools.pairwise([0, *ends]):
+        yield int(ordered[begin]), order[begin:end]
 
 
 def _together(now: Places, changed: Places) -> Places:

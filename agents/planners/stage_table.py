@@ -131,7 +131,7 @@ class StageTable:
         self._fastest: dict[object, tuple[Floats, Ints, Ints]] = {}
         self._channels: dict[tuple[float, int, int], Floats] = {}
         self._asked: dict[tuple[int, int, int], tuple[Floats, Ints, Ints]] = {}
-        self._passes: dict[int, StagePasses] = {}
+        self._passes: dict[int, Floats] = {}
         """By the identity of the seconds of `_fastest`."""
         self._possible: dict[int, list[int]] = {}
         self._rates: dict[tuple[int, int, int], float] = {}
@@ -244,11 +244,11 @@ class StageTable:
         which = self._best(behind, stage.place, stage.devices)[1]
         return self.strategies[int(which[stage.first, stage.last])]
 
-    def passes(self, behind: int, place: int, size: int) -> StagePasses:
-        """What each span takes on a stage with the strategy of `seconds`; the arguments are those of `seconds`."""
+    def passes(self, behind: int, place: int, size: int) -> Floats:
+        """[4, units + 1, units + 1] the fields of `StagePasses` with the strategy of `seconds`; its arguments."""
         best, which, _ = self._best(behind, place, size)
         if id(best) not in self._passes:
-            found = StagePasses(*(np.full_like(best, np.inf) for _ in StagePasses._fields))
+            found = StagePasses(*(kept := np.full((len(StagePasses._fields), *best.shape), np.inf)))
             for number in np.unique(which).tolist():
                 costs, mine = self.spans(place, size, self.strategies[number]), (which == number) & np.isfinite(best)
                 both_s = costs.fastest(min(behind, self.num_micro_batches), partly=self.partly)[0]
@@ -256,7 +256,7 @@ class StageTable:
                 found.backward_s[mine] = both_s[mine] - spans(costs.forward_s[0])[mine]
                 found.after_s[mine] = costs.after_s[mine]
                 found.crossing_bytes[mine] = np.broadcast_to(costs.crossing_bytes, mine.shape)[mine]
-            self._passes[id(best)] = found
+            self._passes[id(best)] = kept
         return self._passes[id(best)]
 
     def _sends(self, place: int, size: int) -> tuple[float, float]:
