@@ -395,6 +395,7 @@ def test_a_plan_with_idle_devices_is_compared_at_its_own_price():
     assert expert_s == pytest.approx(step_s(result.plan))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("batch", "used"), [(13, 1), (16, 4), (5, 5)])
 def test_a_target_without_plans_on_all_devices_leaves_some_idle(batch, used):
     """Accelerate gives equally many samples to all ranks, and splits three heads in three at most."""
@@ -687,6 +688,7 @@ def test_a_plan_that_nothing_beats_is_kept():
     assert search_offer(odd, Budget.parse(5), searchers=("expert",)).plan.search.found_by == "expert"
 
 
+@pytest.mark.slow
 def test_a_target_says_what_it_costs():
     graph = zoo.build("gpt:layers=4,hidden=1024,heads=16,vocab_size=1024,seq_len=256")
     training = {"global_batch": 64, "trainer": "torchtitan"}

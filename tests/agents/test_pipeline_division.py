@@ -47,6 +47,7 @@ def opened(evaluations=4_000, hints=None, devices=6, **training):
     return incumbent, grid.joined(improve_templates(incumbent, grid).plans())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hints", [None, ONE_ORDER])
 def test_a_long_pipeline_of_unlike_stages_is_the_best_plan(hints):
     incumbent, grid = opened(hints=hints, devices=8)
@@ -122,6 +123,7 @@ def test_small_budgets_and_other_sync_modes_divide_no_pipelines(changes):
     assert "piper" not in incumbent.reached
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes, lists",
     long_but(
@@ -154,6 +156,7 @@ def test_a_portfolio_is_no_slower_than_spp_on_links_that_are_not_uniform():
     assert mine.step_time_s < 0.995 * search(problem, Budget(evaluations=800), searcher="spp").step_time_s
 
 
+@pytest.mark.slow
 def test_no_partition_is_priced_twice(monkeypatch):
     """Most partitions of all strategies are those of fewer strategies."""
     priced = []
@@ -296,6 +299,7 @@ def test_after_moves_everywhere_no_single_move_gains():
     assert tried > 10
 
 
+@pytest.mark.slow
 def test_moves_leave_no_plan_that_breaks_rules():
     """Two axes split the samples of a stage, which divide over them with some numbers of devices only."""
     space = measured_layers("6x4xV100-16GB@120Gbit", 240)
@@ -400,6 +404,7 @@ def test_strategies_are_those_solved_with_any_number_of_micro_batches():
     assert with_solved(megatron, solved, 4) == [*megatron, best, other]
 
 
+@pytest.mark.slow
 def test_pipelines_are_found_where_the_space_has_only_slow_ones():
     """Pipelines of 2 and 7 stages are slower than replicas."""
     space = PlanSpace(

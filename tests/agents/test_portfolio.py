@@ -117,6 +117,7 @@ def test_a_plan_says_which_searcher_found_what(gpt):
     assert (incumbent.evaluations, [seconds for _, _, seconds in incumbent.improvements]) == (3, [3.0, 2.0])
 
 
+@pytest.mark.slow
 def test_every_search_begins_with_the_network_under_any_budget(light_graph, monkeypatch, caplog):
     p = problem(light_graph("vgg19"), "2x4xV100@25Gbit", 256)
     first, second = (search(p, Budget.parse(64), seed=1) for _ in range(2))

@@ -60,6 +60,7 @@ def test_solving_what_is_proposed_pays():
     assert incumbent.best_s < 0.99 * before_s
 
 
+@pytest.mark.slow
 def test_proposals_of_a_budget_in_evaluations_repeat():
     first, second = (proposed("gpt2", "2x4xA100", 64, 600) for _ in range(2))
     assert first[2] == second[2] and first[0].best_s == second[0].best_s and first[0].charged == second[0].charged

@@ -64,6 +64,7 @@ def test_clusters_are_rated_by_the_plans_of_a_target():
     assert found.fastest.plan.training.target == "accelerate"
 
 
+@pytest.mark.slow
 def test_devices_that_fixed_degrees_leave_idle(graph):
     """Three equal stages have no plan on four devices, and none on two."""
     hints = {"fix": {"pp": 3}}
@@ -116,6 +117,7 @@ def test_parts_of_the_named_clusters_are_candidates(graph, found):
     assert hours["1x4xH100-80GB"] == 4 * 2.5
 
 
+@pytest.mark.slow
 def test_fewer_devices_of_the_only_cluster_are_fast_enough_or_cost_less(graph):
     """On two hosts behind a slow network, a step costs less on one of them, and one is fast enough for a long step."""
     slow = "2x8xA100-80GB@10Gbit"
@@ -147,6 +149,7 @@ def test_sizes_of_one_kind_have_hardly_a_part_that_is_no_candidate():
     assert [one.cluster for one in with_parts(named, 512, None)] == [one.cluster for one in named]
 
 
+@pytest.mark.slow
 def test_goals_leave_out_what_does_not_meet_them(graph, found):
     limit = sorted(one.step_time_s for one in found.candidates if one.step_time_s)[2]
     met = recommend(graph, CLUSTERS, TRAINING, Goals(target_step_s=limit, prices=PRICES))

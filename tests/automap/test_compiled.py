@@ -194,6 +194,7 @@ def test_a_home_that_cannot_be_written_has_its_kernels_kept_elsewhere_and_says_s
     assert told() == "[]\n", "it is not compiled again"
 
 
+@pytest.mark.slow
 def test_machine_code_of_before_calls_kernels_apart_that_are_made_anew(tmp_path: Path) -> None:
     def compiled() -> int:
         environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}

@@ -98,6 +98,7 @@ def test_no_pipeline_of_convolutions_is_faster_and_the_best_cuts_are_near(space,
     assert found.max() > 0.95
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "fix"), [(T5, {"tp": 1}), (T5, {"pp": 1, "tp": 2}), (TIED, {"zero": 1})])
 def test_no_plan_is_faster_where_units_share_parameters(space, model, fix):
     """T5's blocks read the same positions, and its head reads the embedding: most of their state is their own."""

@@ -120,6 +120,7 @@ def test_better_parts_never_slow_a_plan(
             assert after.overflow < before.overflow
 
 
+@pytest.mark.slow
 @settings(derandomize=True, max_examples=30)
 @given(**CASES, schedule=st.sampled_from(["1f1b", "gpipe", "zb1p", "zb2p"]))
 def test_what_a_pipeline_waits_does_not_grow_with_its_micro_batches(
@@ -142,6 +143,7 @@ def test_what_a_pipeline_waits_does_not_grow_with_its_micro_batches(
         assert waits[0] >= 0.0 and waits[1] == pytest.approx(waits[0], rel=1e-3, abs=1e-6 * seconds[2])
 
 
+@pytest.mark.slow
 @settings(derandomize=True, max_examples=30)
 @given(**CASES)
 def test_what_runs_again_takes_time(model: str, cluster: str, trainer: str, seed: int) -> None:
@@ -166,6 +168,7 @@ def test_what_runs_again_takes_time(model: str, cluster: str, trainer: str, seed
         assert found[0] <= step * (1 + 1e-12) and step <= found[1] * (1 + 1e-12)
 
 
+@pytest.mark.slow
 @settings(derandomize=True, max_examples=30)
 @given(**CASES)
 def test_a_rank_that_is_alone_needs_as_much_memory_under_every_stage_of_zero(

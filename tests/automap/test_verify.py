@@ -181,6 +181,7 @@ def test_carried_tensors_are_in_the_buffers_of_what_crosses():
     assert not wrong_plans(build(model, "1x4xA100", trainer="oneflow", fix={"pp": 2, "tp": 2}), 100)
 
 
+@pytest.mark.slow
 def test_a_carried_tensor_is_read_whole_and_in_parts():
     """Keys and values of one block read it, and the trainer keeps its own part of what it gathers."""
     model = "t5:layers=4,hidden=64,heads=4,seq_len=32,vocab_size=128"

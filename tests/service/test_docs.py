@@ -141,6 +141,7 @@ def test_what_is_shown_is_what_a_command_prints(
         assert " ".join(line.split()).removesuffix("…").rstrip() in printed, f"{page.name} shows {line}"
 
 
+@pytest.mark.slow
 def test_the_alternatives_that_are_shown_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Those of docs/comparing.md, for the plan whose degrees it states."""
     page = (ROOT / "docs" / "comparing.md").read_text()
@@ -156,6 +157,7 @@ def test_the_alternatives_that_are_shown_are_found(tmp_path: Path, capsys: pytes
     assert set(shown) <= set(capsys.readouterr().out.splitlines())
 
 
+@pytest.mark.slow
 def test_the_python_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
     code = re.search(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     assert code is not None

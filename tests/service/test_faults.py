@@ -72,6 +72,7 @@ def test_too_many_to_check_are_refused_at_once(
     assert seconds < 3.2, "41 s and more once, of 100,000"
 
 
+@pytest.mark.slow
 def test_as_many_as_there_may_be_are_checked_in_time(roomy: httpx.Client) -> None:
     roomy.post("/v1/jobs", json=JOB).raise_for_status()  # loads libraries
     for hints in ({"constraints": CONSTRAINTS[:MAX_CONSTRAINTS]}, {"costs": dict(list(COSTS.items())[:20_000])}):
@@ -80,6 +81,7 @@ def test_as_many_as_there_may_be_are_checked_in_time(roomy: httpx.Client) -> Non
         assert seconds < 8.0
 
 
+@pytest.mark.slow
 def test_a_bare_worker_waits_for_a_redis_that_is_away_and_comes_back(tmp_path: Path, until: Callable[..., Any]) -> None:
     with EmbeddedRedis(tmp_path) as server:
         with connect(server.url) as client:

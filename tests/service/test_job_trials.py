@@ -81,6 +81,7 @@ def outcomes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Plan]]:
     return given
 
 
+@pytest.mark.slow
 def test_the_plan_that_was_measured_fastest_is_returned(outcomes: Callable[..., list[Plan]]) -> None:
     tried = outcomes(8.0, "out_of_memory", 0.5)
     plan, told = run(request())
@@ -118,6 +119,7 @@ def test_the_plan_that_was_measured_fastest_is_returned(outcomes: Callable[..., 
     assert lines[3].startswith("steps take 2 times their estimates here (2 measured")
 
 
+@pytest.mark.slow
 def test_where_no_trial_works_the_estimate_decides(outcomes: Callable[..., list[Plan]]) -> None:
     fault = PlanError("too many", field="plan.stages", value="9", repair="Take fewer.")
     tried = outcomes("crashed", fault, "crashed")
@@ -131,6 +133,7 @@ def test_where_no_trial_works_the_estimate_decides(outcomes: Callable[..., list[
     assert plan.warnings == ("no trial could be measured (2 crashed, 1 refused): the plan is the best by its estimate",)
 
 
+@pytest.mark.slow
 def test_whoever_stops_gets_what_was_measured(outcomes: Callable[..., list[Plan]]) -> None:
     tried = outcomes(2.0, 1.0, 1.0)
     plan, _ = run(request(), should_stop=lambda: len(tried) == 2)
@@ -195,6 +198,7 @@ def test_trials_that_are_refused(api: httpx.Client) -> None:
     assert accepted["request"]["trials"] == {"top_k": 3, "steps": 5, "time_limit_s": 120.0}
 
 
+@pytest.mark.slow
 def test_the_command_line(
     outcomes: Callable[..., list[Plan]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -120,6 +120,7 @@ def test_the_requests_of_a_page(page: str, api: httpx.Client, client: redis.Redi
             assert answer["schema"] == "automap.plan/1" and answer["estimate"]["step_time_s"] > 0.0
 
 
+@pytest.mark.slow
 def test_the_commands_about_keys(
     redis_url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

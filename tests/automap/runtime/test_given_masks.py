@@ -41,6 +41,7 @@ def test_split_layers_train_with_the_losses_of_one_process(tmp_path: Path) -> No
         assert found == pytest.approx([*wanted, 1.0], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_bert_of_the_zoo_may_be_split() -> None:
     """Its mask of padding is computed from an input, and has no gradient. The norm of its head stays whole for plain
     PyTorch, which cannot split it."""

@@ -37,6 +37,7 @@ def cluster(runs):
     return profiler.build_cluster("cpu", two_ranks(), runs)
 
 
+@pytest.mark.slow
 def test_a_profile_is_read_back_as_it_was_written(cluster):
     assert parse_cluster(json.loads(json.dumps(cluster.to_json()))) == cluster
 
