@@ -9,6 +9,11 @@ from automap.runtime.operators.apply import run
 from ir.onnx.load import load_model
 
 SAMPLES = 3
+LIGHT = [
+    "bvlc_alexnet", "densenet121", "inception_v1", "inception_v2", "resnet50", "shufflenet", "squeezenet", "vgg19",
+    "zfnet512",
+]  # fmt: skip
+"""VGG-19 has the kinds of operators of AlexNet, and four times its arithmetic."""
 EXPORTED = ["gpt", "gpt_linear", "llama", "bert", "vit", "resnet", "mlp"]
 
 
@@ -20,6 +25,7 @@ def test_onnxruntime_agrees(name, export):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("light_name", long_but([name for name in LIGHT if name != "vgg19"], LIGHT))
 def test_onnxruntime_agrees_on_the_light_models(light, light_name):
     assert compare(light(light_name)) < 1e-5
 
