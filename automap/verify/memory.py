@@ -67,8 +67,8 @@ class Recount:
         units, producer = model.blocks.units, self.graph.producer
         passing = (u.boundary for u in units if u.boundary is not None and producer[u.boundary] < u.start)
         # A stage may send a view of a tensor that it made.
-        self._carried = frozenset(map(self._root, (*model.carried, *passing)))
-        self._viewed = frozenset(self._root(op.inputs[0]) for op in self.graph.operators if op.is_alias)
+        self._carried = frozenset(map(model.root, (*model.carried, *passing)))
+        self._viewed = frozenset(model.root(op.inputs[0]) for op in self.graph.operators if op.is_alias)
         self.home = {i: chunk for chunk in chunks for i in chunk.operators}
 
     def devices(self) -> tuple[tuple[DeviceMemory, Moment], ...]:
@@ -220,7 +220,7 @@ class Recount:
         pieces = self._unneeded_results(chunk, unit) if keeps_results else set()
         for index in unit:
             for slot, name in self._saved(index):
-                root, maker = self.model.live_maker(self._root(name)), self.model.live_maker(name)
+                root, maker = self.model.live_maker(self.model.root(name)), self.model.live_maker(name)
                 runs_again = (keeps_results or index in chunk.again) and root in chunk.again and root in unit
                 if not runs_again and not (whole and maker not in (None, *unit)):
                     pieces.add(self._piece(chunk, index, slot, name, own=own))
@@ -250,13 +250,13 @@ class Recount:
 
     def _unneeded_results(self, chunk: Chunk, unit: Sequence[int]) -> set[Piece]:
         """Results of operators that are not recomputed, if no backward pass of the unit needs them."""
-        needed = {self._root(name) for index in unit for _, name in self._saved(index)}
+        needed = {self.model.root(name) for index in unit for _, name in self._saved(index)}
         return {
             self._at(chunk, name, self._wrote(chunk, index, slot))
             for index in unit
             if index not in chunk.again
             for slot, name in enumerate(self.graph.operators[index].outputs)
-            if self._root(name) not in needed and name not in self._inside(index)
+            if self.model.root(name) not in needed and name not in self._inside(index)
         }
 
     def _inside(self, index: int) -> frozenset[str]:
@@ -292,14 +292,6 @@ class Recount:
                 name in needed and not self.graph.is_weight(name)
             ):
                 yield slot, name
-
-    def _root(self, name: str) -> str:
-        """The tensor that another one is a view of; a tensor that is not a view itself."""
-        maker = self.model.live_maker(name)
-        while maker is not None and self.graph.operators[maker].is_alias:
-            name = self.graph.operators[maker].inputs[0]
-            maker = self.model.live_maker(name)
-        return name
 
     def _piece(self, chunk: Chunk, index: int, slot: int, name: str, *, own: bool) -> Piece:
         """The memory that an operator needs of an operand or result.
@@ -350,7 +342,7 @@ class Recount:
     def _at(self, chunk: Chunk, name: str, place: Place, share: float = 1.0, of: str = "") -> Piece:
         """The piece of memory that holds a tensor in a placement, or the copy of it that `of` reads."""
         size, whole = (share * self._bytes(chunk, name, where) for where in (place, {}))
-        root = self._root(name)
+        root = self.model.root(name)
         maker = self.model.live_maker(name)
         while not of and maker is not None and maker in chunk.operators and place == self._made(chunk, name):
             if not self.graph.operators[maker].is_alias:

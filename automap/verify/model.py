@@ -59,6 +59,7 @@ class Model:
         self.unit_of = {i: n for n, unit in enumerate(self.blocks.units) for i in range(unit.start, unit.stop)}
         self.times = Counter(unit.type for unit in self.blocks.units)
         self._legal: dict[int, WholeOrSplit] = {}
+        self._roots: dict[str, str] = {}
 
     def crossing(self, end: int) -> frozenset[str]:
         """The tensors that depend on data and cross a cut before an operator."""
@@ -136,6 +137,15 @@ class Model:
         """The operator that makes a tensor and that a stage must run; None for others."""
         index = self.graph.producer.get(name)
         return index if index is not None and self.graph.operators[index].is_live else None
+
+    def root(self, name: str) -> str:
+        """The tensor that another one is a view of; a tensor that is not a view itself."""
+        if name not in self._roots:
+            found = name
+            while (maker := self.live_maker(found)) is not None and self.graph.operators[maker].is_alias:
+                found = self.graph.operators[maker].inputs[0]
+            self._roots[name] = found
+        return self._roots[name]
 
     def legal(self, index: int) -> WholeOrSplit:
         """The placements that the factor rule of an operator allows on one mesh axis."""
