@@ -185,10 +185,6 @@ class Trainer:
     source: Mapping[str, str] | None = None
 
 
-_OF_TRAINERS = frozenset(one.name for one in fields(Trainer))
-"""Names of the constants of a trainer; a verification reads the trainer of its problem ten thousand times."""
-
-
 @functools.cache
 def trainers() -> Mapping[str, Trainer]:
     """Every trainer that has a data file, by name."""
@@ -280,7 +276,7 @@ class Problem:
         """The training software of the problem as it is set, with constants measured on the cluster's hosts."""
         trainer, own = trainers()[self.training.trainer], self.cluster.constants
         stated = {} if own is None else own.stated()
-        changes: dict[str, Any] = {name: value for name, value in stated.items() if name in _OF_TRAINERS}
+        changes: dict[str, Any] = {f.name: stated[f.name] for f in fields(Trainer) if f.name in stated} if stated else {}
         if not self.training.overlap_gradients:
             changes["gradient_overlap"] = 0.0
         return replace(trainer, **changes) if changes else trainer
