@@ -275,8 +275,8 @@ class Problem:
     def trainer(self) -> Trainer:
         """The training software of the problem as it is set, with constants measured on the cluster's hosts."""
         trainer, own = trainers()[self.training.trainer], self.cluster.constants
-        stated = {} if own is None else own.stated()
-        changes: dict[str, Any] = {f.name: stated[f.name] for f in fields(Trainer) if f.name in stated} if stated else {}
+        given = {} if own is None else own.stated()
+        changes: dict[str, Any] = {f.name: given[f.name] for f in fields(Trainer) if f.name in given} if given else {}
         if not self.training.overlap_gradients:
             changes["gradient_overlap"] = 0.0
         return replace(trainer, **changes) if changes else trainer
