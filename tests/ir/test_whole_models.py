@@ -13,7 +13,7 @@ LIGHT = [
     "bvlc_alexnet", "densenet121", "inception_v1", "inception_v2", "resnet50", "shufflenet", "squeezenet", "vgg19",
     "zfnet512",
 ]  # fmt: skip
-"""VGG-19 has the kinds of operators of AlexNet, and four times its arithmetic."""
+"""VGG-19 has the kinds of operators of AlexNet, and takes four times as long."""
 EXPORTED = ["gpt", "gpt_linear", "llama", "bert", "vit", "resnet", "mlp"]
 
 
