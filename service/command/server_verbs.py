@@ -138,17 +138,22 @@ def submit(
 @app.command()
 def status(
     job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="The job's id; default: the latest jobs.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Number of jobs to list, the latest first.")] = 20,
     url: UrlOption = URL,
     as_json: JsonOption = False,
 ) -> None:
-    """Shows the state of a job, or of the 20 latest jobs."""
+    """Shows the state of a job, or of the latest jobs."""
     with _client(url) as client:
-        documents = [client.job(job)] if job is not None else client.jobs(limit=20)
+        # One job more than is shown tells whether there are further ones.
+        found = [client.job(job)] if job is not None else client.jobs(limit=limit + 1)
+    documents = found[:limit]
     if as_json:
         print_json(documents[0] if job is not None else {"jobs": documents})
         return
     for document in documents:
         say(_job_line(document))
+    if len(found) > limit:
+        say(f"there are further jobs; `automap status --limit {10 * limit}` lists more of them", err=True)
     if not documents:
         say("no jobs; `automap submit` makes one")
 

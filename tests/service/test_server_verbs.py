@@ -17,6 +17,7 @@ from automap.problem import Problem
 from service.client import AutomapClient
 from service.command.main import main
 from service.command.server_settings import read_settings
+from service.jobs.run_job import JobRequest
 from service.jobs.store import Store
 from service.settings import Settings
 
@@ -182,6 +183,19 @@ def test_status_says_how_far_a_search_is(api: httpx.Client, store: Store, capsys
     store.succeed(job_id, token, {"estimate": {"step_time_s": 0.0226}})  # the plainest of those that are as fast
     assert told().endswith("  step 22.6 ms")
     assert api.get(f"/v1/jobs/{job_id}").json()["step_time_s"] == 0.0226
+
+
+def test_a_list_says_whether_there_are_further_jobs(
+    api: httpx.Client, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    request = JobRequest(cluster="8xV100-16GB", training={"global_batch": 64})
+    ids = [store.create("m", request).id for _ in range(2)]
+    hint = "there are further jobs; `automap status --limit 10` lists more of them\n"
+    for limit, shown, said in ((1, ids[1:], hint), (2, ids[::-1], "")):
+        assert main(["status", "--limit", str(limit), "--url", str(api.base_url)]) == 0
+        printed = capsys.readouterr()
+        assert [line.split()[0] for line in printed.out.splitlines()] == shown
+        assert printed.err == said
 
 
 def test_a_list_of_no_jobs_says_so(api: httpx.Client, capsys: pytest.CaptureFixture[str]) -> None:
