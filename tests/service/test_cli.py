@@ -340,6 +340,11 @@ def test_an_option_without_its_value(capsys: pytest.CaptureFixture[str]) -> None
     assert "'--cluster' requires an argument (got search m --cluster). `automap --help`" in capsys.readouterr().err
 
 
+def test_a_file_without_end_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "/dev/zero"]) == 2
+    assert "the file is larger than 67,108,864 bytes" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words", [[], ["keys"]])
 def test_nothing_asked_for_shows_the_help_alone(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
