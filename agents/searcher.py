@@ -49,7 +49,7 @@ class Budget:
                 "not a budget",
                 field="budget",
                 value=str(text),
-                repair="Give seconds as in 30s, minutes as in 2m, or a whole number of evaluations as in 2000.",
+                repair="Give a time as in 30s, 2m or 1h, or a whole number of evaluations as in 2000.",
             )
         if amount > MAX_EVALUATIONS:
             raise ProblemError("too long", field="budget", value=str(text), repair=f"Give at most {MAX_EVALUATIONS}.")

@@ -219,7 +219,8 @@ def _form(spec: str) -> str:
         return "A cluster file is JSON, and its name ends in .json (docs/plan-format.md)."
     text = re.sub(r"(?<=\d)\s*[xX×*]\s*", "x", spec.strip())
     text = re.sub(r"\s+", "-", text)
-    for like in (text, f"1x{text}"):
+    turned = re.sub(r"^([A-Za-z].*)[xX](\d+)$", r"\2x\1", text)
+    for like in (text, f"1x{text}", turned):
         match = _PART.match(like)
         if match is not None and match["device"].lower() in known("devices"):
             return f"Did you mean {like}? The form is [NODESx]GPUSxDEVICE[@LINK]."

@@ -215,6 +215,7 @@ def test_a_rate_out_of_range_is_refused(text):
         ("8 x H100", "Did you mean 8xH100?"),
         ("2*8×H100", "Did you mean 2x8xH100?"),
         ("H100", "Did you mean 1xH100?"),
+        ("A100-80GBx8", "Did you mean 8xA100-80GB?"),
         ("8xA100 80GB", "Did you mean 8xA100-80GB?"),
         ("8xMI300", "Did you mean MI300X or "),
         ("our-lab.yaml", "is JSON"),
