@@ -97,12 +97,13 @@ def nothing_fits(space: PlanSpace, nearest: Values) -> NothingFits:
             f"No single change helps, nor {MOST_DEVICES} such devices: a part of the model that cannot be divided is "
             "larger than a device. Train a smaller model or shorter samples."
         )
+    begin = "Any of these makes a plan fit" if len(found) > 1 else "This makes a plan fit"
     return NothingFits(
         f"no plan fits: the nearest ({degrees}) needs {in_gib(worst.total)} GiB on "
         f"{have} {in_gib(worst.capacity)} GiB{free}{fixed}; {in_gib(short)} GiB are missing",
         field="cluster",
         value=space.problem.cluster.name,
-        repair="Any of these makes a plan fit: " + "; ".join(r.about for r in found) + "." if found else none,
+        repair=f"{begin}: {'; '.join(r.about for r in found)}." if found else none,
         nearest=plan.to_json(),
         changes=[to_json(r) for r in found],
     )

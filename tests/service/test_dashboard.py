@@ -476,7 +476,8 @@ def test_a_search_that_has_ended_is_told_in_its_order(
     job_id = api.post("/v1/jobs", json={**asked, "seed": 1}).json()["id"]
 
     def search_in_vain(problem: Any, budget: Any, *, on_progress: Any, **rest: Any) -> Any:
-        nothing = {"mcmc": Reached(evaluations=7, best_step_time_s=None)}
+        nothing = {f"searcher-{number}": Reached(best_step_time_s=None) for number in range(9)}
+        nothing["mcmc"] = Reached(evaluations=7, best_step_time_s=None)
         on_progress(replace(told(2), best_step_time_s=None, members=nothing))
         raise NothingFits("nothing fits", field="cluster", value="8", repair="Take more.")
 
@@ -484,7 +485,13 @@ def test_a_search_that_has_ended_is_told_in_its_order(
     page.goto(f"{api.base_url}/#/jobs/{job_id}")
     page.get_by_text("The search had found no plan that fits.").wait_for()
     page.get_by_role("row", name="mcmc").get_by_text("7", exact=True).wait_for()
+    page.get_by_text("none fits; no plan takes less").wait_for()
     assert page.locator("svg.chart").count() == 0
+    # However many searchers there are, no two have lines of the same look.
+    looks = page.locator(".swatch line").evaluate_all(
+        "lines => lines.map((line) => line.getAttribute('stroke') + line.getAttribute('stroke-dasharray'))"
+    )
+    assert len(looks) == len(set(looks)) == 10
     page.close()
 
 

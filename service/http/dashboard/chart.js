@@ -9,6 +9,12 @@ const WIDTH = 900, HEIGHT = 320, LEFT = 64, RIGHT = 12, TOP = 12, BOTTOM = 34;
 const LOOKS = [["#0072b2", ""], ["#d55e00", "8 3"], ["#009e73", "3 3"], ["#cc79a7", "10 3 2 3"], ["#3c9cd4", "1 3"],
   ["#bd8300", "14 4"], ["#888888", "5 2 1 2"]];
 
+/** The colour and the dashes of searcher number `index`: further ones than there are colours have other dashes. */
+function lookOf(index) {
+  const round = Math.floor(index / LOOKS.length);
+  return [LOOKS[index % LOOKS.length][0], LOOKS[(index + round) % LOOKS.length][1]];
+}
+
 function svg(tag, properties = {}, ...children) {
   const element = document.createElementNS(SPACE, tag);
   for (const [name, value] of Object.entries(properties)) element.setAttribute(name, value);
@@ -32,7 +38,7 @@ export class Course {
     this.latest = progress;
     for (const [name, member] of Object.entries(progress.members ?? {})) {
       if (!this.members.has(name)) {
-        this.members.set(name, { look: LOOKS[this.members.size % LOOKS.length], points: [], evaluations: 0 });
+        this.members.set(name, { look: lookOf(this.members.size), points: [], evaluations: 0 });
       }
       const own = this.members.get(name);
       own.evaluations = member.evaluations;

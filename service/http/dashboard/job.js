@@ -50,7 +50,7 @@ export async function showJob(root, id, signal) {
     renew(search,
       h("h2", {}, "Search"),
       h("p", {}, `${latest.searcher}: ${count(latest.evaluations)} plans in ${seconds(latest.seconds)}, `,
-        latest.best_step_time_s === null ? "none fits yet" : `the best ${seconds(latest.best_step_time_s)} a step`,
+        latest.best_step_time_s === null ? `none fits${["queued", "running"].includes(job.state) ? " yet" : ""}` : `the best ${seconds(latest.best_step_time_s)} a step`,
         bound ? `; no plan takes less than ${seconds(bound)}.` : "."),
       course.hasPlan ? h("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "The search over time" }, chart(course)) : "",
       rows.length ? table("Searchers", [["searcher"], ["plans", true], ["best step", true], ["above the bound", true]], rows) : "");
