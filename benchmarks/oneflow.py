@@ -22,7 +22,8 @@ from agents.planners.device_partition import Partition, StageOf
 from agents.planners.list_schedule import Stages, list_schedule
 from agents.planners.pipeline_cuts import partition
 from agents.planners.spp import passes
-from agents.planners.stage_table import StageTable, Strategy
+from agents.planners.stage_strategies import Strategy
+from agents.planners.stage_table import StageTable
 from agents.planners.staged_plan import StagedPlan, data_parallel, lower_staged
 from automap.cluster import parse_cluster
 from automap.cost_graph.sensitivities import MEMORY

@@ -30,7 +30,7 @@ from agents.planners.descents import descend
 from agents.planners.pipeline_division import divide_quickly, is_short
 from agents.planners.promising import FITTING, like_the_best, promising_meshes, split_axes
 from agents.planners.skeletons import SkeletonSearch
-from agents.planners.stage_table import has_few_pipelines
+from agents.planners.submeshes import has_few_pipelines
 from agents.planners.template_improvement import REFINED_LEAST, REFINED_LEAST_S
 from agents.sampling.expert import Grid
 from automap.arrays import Ints, Mask

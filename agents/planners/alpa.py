@@ -26,15 +26,11 @@ from agents.planners.device_partition import Partition, StageOf, partitions
 from agents.planners.ilp import propose
 from agents.planners.kernels.partitions import least_sum
 from agents.planners.skeletons import SkeletonSearch
-from agents.planners.stage_table import (
-    Setting,
-    StageTable,
-    Strategy,
-    aligned_sizes,
-    settings_by_templates,
-    untiled_sizes,
-)
+from agents.planners.stage_strategies import Strategy
+from agents.planners.stage_table import StageTable
 from agents.planners.staged_plan import fastest_staged, price_staged
+from agents.planners.submeshes import aligned_sizes, untiled_sizes
+from agents.planners.template_settings import Setting, settings_by_templates
 from agents.searcher import SearchResult, SearchTask
 from automap.arrays import Floats, Ints
 from automap.space.space import PlanSpace

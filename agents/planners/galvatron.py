@@ -26,7 +26,8 @@ import numpy as np
 from agents.incumbent import Incumbent
 from agents.planners.pipeline_cuts import partition
 from agents.planners.span_costs import SpanCosts
-from agents.planners.stage_table import StageTable, Strategy
+from agents.planners.stage_strategies import Strategy
+from agents.planners.stage_table import StageTable
 from agents.planners.staged_plan import StageChoice, StagedPlan, price_staged
 from agents.searcher import SearchResult, SearchTask
 from automap.arrays import Floats, Ints

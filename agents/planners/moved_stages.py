@@ -14,8 +14,9 @@ import numpy as np
 
 from agents.incumbent import Incumbent
 from agents.planners.chunk_moves import moves_of, none_is_empty
-from agents.planners.stage_table import FEW_DEVICES, Strategy
+from agents.planners.stage_strategies import Strategy
 from agents.planners.staged_plan import StageChoice, StagedPlan, data_parallel, fastest_staged, lower_staged
+from agents.planners.submeshes import FEW_DEVICES
 from automap.arrays import Ints
 from automap.space.space import PlanSpace
 

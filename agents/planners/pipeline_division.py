@@ -39,7 +39,8 @@ from agents.planners.moved_stages import moved
 from agents.planners.piper import OFFERED, ORDERS, piper_partitions
 from agents.planners.promising_partitions import Division, Moves, promising
 from agents.planners.solved_strategies import solved_strategies, with_solved
-from agents.planners.stage_table import StageTable, Strategy, megatron_strategies
+from agents.planners.stage_strategies import Strategy, megatron_strategies
+from agents.planners.stage_table import StageTable
 from agents.planners.staged_plan import StagedPlan, fastest_staged, price_staged
 from agents.sampling.expert import Grid
 from automap.schedule import SPLIT_KINDS

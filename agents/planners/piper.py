@@ -20,17 +20,11 @@ from collections.abc import Iterator, Sequence
 
 from agents.incumbent import Incumbent
 from agents.planners.device_partition import Partition, partitions
-from agents.planners.stage_table import (
-    StageTable,
-    Strategy,
-    aligned_sizes,
-    megatron_strategies,
-    settings_by_templates,
-    stepped_sizes,
-    tiles_suffice,
-    untiled_sizes,
-)
+from agents.planners.stage_strategies import Strategy, megatron_strategies
+from agents.planners.stage_table import StageTable
 from agents.planners.staged_plan import StagedPlan, fastest_staged, price_staged
+from agents.planners.submeshes import aligned_sizes, stepped_sizes, tiles_suffice, untiled_sizes
+from agents.planners.template_settings import settings_by_templates
 from agents.searcher import SearchResult, SearchTask
 from automap.arrays import Floats
 

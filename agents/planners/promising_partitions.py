@@ -18,8 +18,10 @@ from agents.planners.alpa import inter_operator
 from agents.planners.device_partition import Partition
 from agents.planners.piper import piper_partitions
 from agents.planners.simulated_steps import GAIN, Places, SimulatedSteps
-from agents.planners.stage_table import FEW_DEVICES, StageTable, Strategy, aligned_sizes, tiles_suffice
+from agents.planners.stage_strategies import Strategy
+from agents.planners.stage_table import StageTable
 from agents.planners.staged_plan import StagedPlan
+from agents.planners.submeshes import FEW_DEVICES, aligned_sizes, tiles_suffice
 from automap.space.device_order import Order
 from automap.space.space import PlanSpace
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from agents.planners.stage_table import Strategy
+from agents.planners.stage_strategies import Strategy
 from agents.sampling.expert import Grid
 from automap.space.space import PlanSpace, Values
 

@@ -27,8 +27,10 @@ from agents.incumbent import Incumbent
 from agents.planners.device_partition import partitions
 from agents.planners.list_schedule import Stages, list_schedule
 from agents.planners.pair_links import PairLinks
-from agents.planners.stage_table import StageTable, Strategy, stepped_sizes, tiles_suffice
+from agents.planners.stage_strategies import Strategy
+from agents.planners.stage_table import StageTable
 from agents.planners.staged_plan import StagedPlan, data_parallel, fastest_staged, lower_staged, price_staged
+from agents.planners.submeshes import stepped_sizes, tiles_suffice
 from agents.searcher import SearchResult, SearchTask
 from automap.arrays import Floats
 from automap.schedule import A_CHUNK, A_MICRO_BATCH, A_WORD, BACKWARD, FORWARD, write_order

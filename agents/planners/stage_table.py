@@ -9,10 +9,7 @@ A span is consecutive units. Units: seconds, bytes.
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,60 +17,13 @@ import numpy as np
 from agents.planners.device_partition import Partition, StageOf
 from agents.planners.pair_links import PairLinks
 from agents.planners.span_costs import SpanCosts, spans
-from agents.planners.staged_plan import StageChoice, StagedPlan, data_parallel
+from agents.planners.stage_strategies import Strategy
+from agents.planners.staged_plan import StageChoice, StagedPlan
 from agents.planners.unit_profile import UnitsInOrder
 from automap.arrays import Floats, Ints
-from automap.bounds.known_plans import priced_templates
 from automap.price.lowered_plan import spread
 from automap.space.device_order import Order
-from automap.space.mesh_shapes import FEW_TIMES
-from automap.space.shape import divisors
-from automap.space.space import PlanSpace, Values
-from automap.space.templates import megatron_signatures
-
-FEW_DEVICES = 16
-"""Largest number of devices for which stages of all sizes are tried (assumed: the time grows with the third power of
-the number of sizes)."""
-MOST_STEPS = 24
-"""Largest number of sizes of stages on more than `FEW_DEVICES` devices that have few submeshes (assumed)."""
-FEWEST_TILES = 5
-"""Least number of sizes of submeshes to choose from (assumed); a prime number of devices has hardly any."""
-FEWEST_MORE = 1.2
-"""Least factor between sizes of stages that do not tile a large cluster (assumed)."""
-MOST_SUBMESHES = 32
-"""Largest number of submeshes of a cluster (assumed): the time of planners grows with its square."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Strategy:
-    """How a stage spreads its operators over its devices."""
-
-    tp: int
-    """Size of the inner mesh axis; the outer axis has the other devices."""
-    signatures: Ints
-    """[operator rows, axes] signatures."""
-    splits_batch: bool = False
-    """Whether the inner axis splits the batch too, so that gradients are reduced in two levels. Then it must divide the
-    samples of each index of the outer axis."""
-
-    @staticmethod
-    def of(space: PlanSpace, tp: int, signatures: Ints) -> Strategy:
-        """The strategy with these signatures."""
-        arrays = space.evaluator.tables.arrays
-        inner = arrays.signatures[arrays.operators["first_signature"] + signatures[:, -1]]
-        return Strategy(tp=tp, signatures=signatures, splits_batch=bool((inner["splits_batch"] == 1).any()))
-
-    def fits(self, size: int, samples: int) -> bool:
-        """Whether so many devices can share the samples of a micro-batch in this way: all have some, and what the inner
-        axis splits divides over it."""
-        replicas = size // self.tp
-        if size % self.tp or not 0 < replicas <= samples:
-            return False
-        return not self.splits_batch or spread(samples, replicas) % size == 0
-
-    def is_like(self, other: Strategy) -> bool:
-        """Whether another strategy has the same inner axis and the same signatures."""
-        return self.tp == other.tp and np.array_equal(self.signatures, other.signatures)
+from automap.space.space import PlanSpace
 
 
 class StagePasses(NamedTuple):
@@ -327,124 +277,3 @@ class StageTable:
         return StagedPlan(
             stages=tuple(found), num_micro_batches=self.num_micro_batches, schedule=schedule, zero=self.zero
         )
-
-
-def megatron_strategies(space: PlanSpace) -> list[Strategy]:
-    """The usual strategies for every size of the inner axis, without a middle axis.
-
-    These are Megatron-LM's signatures, without and with sequence parallelism. If a size is that of a host and there are
-    several hosts, the inner axis may also split the batch. No two strategies are alike: operators that no inner axis
-    can split have the same signatures with and without sequence parallelism.
-    """
-    hosts, found = space.problem.cluster.hosts, list[Strategy]()
-    sizes, tried = {host.num_devices for host in hosts if len(hosts) > 1}, set[tuple[int, bool, bool]]()
-    for shape in space.shapes:
-        if shape.middle > 1 or shape.virtual > 1:
-            continue
-        ways = [(False, False)]
-        if shape.tp > 1:
-            divides = shape.tp in sizes and shape.samples % (shape.dp * shape.tp) == 0
-            ways += [(True, False), *([(False, True)] if divides else [])]
-        for sequence_parallel, only_batch in ways:
-            if (key := (shape.tp, sequence_parallel, only_batch)) not in tried:
-                tried.add(key)
-                prefix = space.even_values(shape, recompute="none", zero=0)
-                values = megatron_signatures(
-                    space, shape, prefix, sequence_parallel=sequence_parallel, only_batch=only_batch
-                )
-                strategy = Strategy.of(space, shape.tp, space.signatures(values))
-                if not any(map(strategy.is_like, found)):
-                    found.append(strategy)
-    if all(one.tp > 1 for one in found) and space.problem.hints.fix.tp is None and space.problem.target is None:
-        # The batch is smaller than the cluster, so no plan of the space has tp 1. A stage with few devices can.
-        return [Strategy(tp=1, signatures=data_parallel(space.evaluator, len(space.axes))), *found]
-    return found
-
-
-class Setting(NamedTuple):
-    """What the users of a planner of the literature decide themselves: micro-batches and the ZeRO stage."""
-
-    num_micro_batches: int
-    zero: int
-    """ZeRO stage."""
-    of_each_tp: Mapping[int, Values]
-    """Size of the inner axis -> the best template with this setting, without a middle axis."""
-
-
-def settings_by_templates(space: PlanSpace) -> Iterator[Setting]:
-    """The distinct settings of the templates, that of the fastest template first; those that do not fit last."""
-    values, prices = priced_templates(space)
-    worth = np.where(prices[:, 1] <= 0.0, prices[:, 0], prices[:, 0] + prices[:, 0].max() * (1.0 + prices[:, 1]))
-    found: dict[tuple[int, int], dict[int, Values]] = {}
-    for row in np.argsort(worth, kind="stable").tolist():
-        plan = tuple(values[row].tolist())
-        shape = space.shape(plan)
-        if shape.middle == shape.virtual == 1:
-            found.setdefault((shape.num_micro_batches, plan[space.first.zero]), {}).setdefault(shape.tp, plan)
-    for (num_micro_batches, zero), of_each_tp in found.items():
-        yield Setting(num_micro_batches, zero, of_each_tp)
-
-
-def tiles_suffice(devices: int, tiles: Sequence[int]) -> bool:
-    """Whether a large cluster has enough sizes of submeshes that tile it, so that stages need no other sizes."""
-    return devices > FEW_DEVICES and len(tiles) >= FEWEST_TILES
-
-
-def has_few_pipelines(space: PlanSpace) -> bool:
-    """Whether the plan space of a large cluster has few pipelines.
-
-    In a pipeline of the space all stages have equally many devices, except the first one, which may have fewer. So
-    there are few pipelines if few numbers divide the devices of the cluster. There are also few if few numbers of
-    micro-batches divide the batch: most of them are more than `FEW_TIMES` the next smaller one.
-    """
-    devices, counts = space.meshes.devices, space.meshes.micro_batches
-    if devices <= FEW_DEVICES:
-        return False
-    are_far = [more > FEW_TIMES * fewer for fewer, more in itertools.pairwise(counts)]
-    return 2 * sum(are_far) > len(are_far) or not tiles_suffice(devices, submeshes(devices))
-
-
-def stepped_sizes(table: StageTable) -> tuple[int, list[int]]:
-    """Sizes of stages for clusters with few submeshes: multiples of a step.
-
-    The step is a number of whole hosts, or an equal part of one, of which the cluster has at most `MOST_STEPS`. All
-    stages begin at a multiple of it. The last stage also has the devices after the last multiple.
-
-    Returns:
-        The step, and the possible numbers of devices of a stage.
-    """
-    devices, cluster = len(table.order), table.space.problem.cluster
-    host = math.gcd(*(host.num_devices for host in cluster.hosts))
-    least = -(-devices // MOST_STEPS)
-    step = next((part for part in divisors(host) if part >= least), -(-least // host) * host)
-    rest = devices % step
-    sizes = set(range(step, devices + 1, step)) | set(range(step + rest, devices + 1, step))
-    return step, sorted(sizes.intersection(table.sizes))
-
-
-def aligned_sizes(table: StageTable) -> list[int]:
-    """Sizes of `submeshes` with which some strategy is possible."""
-    possible = set(table.sizes)
-    return [size for size in submeshes(len(table.order)) if size in possible]
-
-
-def untiled_sizes(table: StageTable) -> list[int]:
-    """Sizes of stages that need not tile the cluster: multiples of a step, the least one of `aligned_sizes` that is an
-    equal part of a host, or whole hosts. Stages of other sizes let none behind them have whole hosts.
-
-    Of these multiples it takes the `aligned_sizes`, and those with which the fullest replica has fewer samples than
-    with the next smaller one. Where there are many, each is at least `FEWEST_MORE` times the one before.
-    """
-    tiles, host = aligned_sizes(table), math.gcd(*(one.num_devices for one in table.space.problem.cluster.hosts))
-    step, last, found = min((it for it in tiles if host % it == 0 or it % host == 0), default=1), 0, list[int]()
-    for size in sorted({*range(step, len(table.order) + 1, step)}.intersection(table.sizes)):
-        has_fewer = size == step or -(-table.samples // size) < -(-table.samples // (size - step))
-        if has_fewer and size >= FEWEST_MORE * last:
-            found.append(size)
-            last = size
-    return sorted({*found, *tiles}.intersection(range(0, len(table.order) + 1, step)))
-
-
-def submeshes(devices: int) -> list[int]:
-    """Sizes of submeshes that divide a cluster into at most `MOST_SUBMESHES` equal parts."""
-    return [size for size in divisors(devices) if size >= -(-devices // MOST_SUBMESHES)]

@@ -17,7 +17,8 @@ from agents.planners.moved_stages import moved
 from agents.planners.pipeline_division import LEAST_EVALUATIONS, NEAR, SHARE, divide_pipelines
 from agents.planners.piper import piper_partitions
 from agents.planners.solved_strategies import with_solved
-from agents.planners.stage_table import StageTable, Strategy, megatron_strategies
+from agents.planners.stage_strategies import Strategy, megatron_strategies
+from agents.planners.stage_table import StageTable
 from agents.planners.staged_plan import StageChoice, StagedPlan, fastest_staged, lower_staged
 from agents.planners.template_improvement import improve_templates
 from agents.sampling.expert import price_grid

@@ -14,13 +14,8 @@ from agents.planners.alpa import least_sums
 from agents.planners.galvatron import Option, add_kind
 from agents.planners.linearization import worth_of
 from agents.planners.piper import of_setting, piper_partitions
-from agents.planners.stage_table import (
-    aligned_sizes,
-    megatron_strategies,
-    submeshes,
-    tiles_suffice,
-    untiled_sizes,
-)
+from agents.planners.stage_strategies import megatron_strategies
+from agents.planners.submeshes import aligned_sizes, submeshes, tiles_suffice, untiled_sizes
 from agents.planners.whale import balance
 from automap.cluster import parse_cluster
 from automap.plan import Plan

@@ -15,7 +15,7 @@ from agents.planners.descents import descend
 from agents.planners.elimination import propose
 from agents.planners.promising import FITTING, promising_meshes, split_axes
 from agents.planners.skeletons import SkeletonSearch
-from agents.planners.stage_table import has_few_pipelines
+from agents.planners.submeshes import has_few_pipelines
 from agents.planners.template_improvement import REFINED_LEAST, improve_templates
 from agents.sampling.expert import grid_of, price_grid
 from automap.cluster import parse_cluster

@@ -11,7 +11,8 @@ from agents.planners.device_partition import Partition, StageOf
 from agents.planners.piper import piper_partitions
 from agents.planners.promising_partitions import Division, Moves, promising
 from agents.planners.simulated_steps import Places, SimulatedSteps
-from agents.planners.stage_table import StageTable, megatron_strategies
+from agents.planners.stage_strategies import megatron_strategies
+from agents.planners.stage_table import StageTable
 from agents.planners.staged_plan import lower_staged
 from automap.problem import Problem
 from automap.space.space import PlanSpace

@@ -12,7 +12,8 @@ from agents.planners.list_schedule import Stages, list_schedule
 from agents.planners.pair_links import PairLinks
 from agents.planners.span_costs import SpanCosts
 from agents.planners.spp import recursive_order
-from agents.planners.stage_table import StageTable, megatron_strategies
+from agents.planners.stage_strategies import megatron_strategies
+from agents.planners.stage_table import StageTable
 from agents.planners.staged_plan import StageChoice, StagedPlan, data_parallel, lower_staged
 from agents.planners.unit_profile import UnitsInOrder
 from automap.cluster import parse_cluster

@@ -7,7 +7,8 @@ import pytest
 from agents import Budget
 from agents.incumbent import Incumbent
 from agents.planners.device_partition import Partition, StageOf
-from agents.planners.stage_table import StageTable, Strategy
+from agents.planners.stage_strategies import Strategy
+from agents.planners.stage_table import StageTable
 from agents.planners.staged_plan import StageChoice, StagedPlan, data_parallel, lower_staged, search_staged
 from agents.searcher import SearchTask
 from automap.cluster import parse_cluster
