@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from agents import Budget, search, search_offer
-from agents.portfolio import offer
+from agents.portfolio import choice
 from agents.portfolio.any_trainer import set_aside
+from agents.portfolio.baseline_comparison import with_baseline
 from agents.portfolio.certificate import certify
-from agents.portfolio.offer import _with_baseline, _with_bound_of_parts
+from agents.portfolio.offer import _with_bound_of_parts
 from agents.portfolio.parts import divided, parts_to_search, shares_of
 from agents.results.cluster_parts import clusters_within, filled_within
 from agents.results.fewer_devices import check_hints, on_all, promising
@@ -484,7 +485,7 @@ def test_of_a_part_whose_plainest_plan_is_refused_the_fastest_is_offered(monkeyp
     problem = build(RESNET, "4x2xV100-16GB@10Gbit", 32)
     free = search_offer(problem, Budget.parse(240), searchers=WHO, tie=1.0).plan
     assert len(parse_devices(free.stages[0].devices)) < 8
-    lift, refused = offer.on_all, []
+    lift, refused = choice.on_all, []
 
     def on_all_but(plan, part, problem, evaluator):
         lifted = lift(plan, part, problem, evaluator)
@@ -492,7 +493,7 @@ def test_of_a_part_whose_plainest_plan_is_refused_the_fastest_is_offered(monkeyp
             return refused.append(lifted)
         return lifted
 
-    monkeypatch.setattr(offer, "on_all", on_all_but)
+    monkeypatch.setattr(choice, "on_all", on_all_but)
     found = search_offer(problem, Budget.parse(240), searchers=WHO, tie=1.0)
     assert refused and found.plan.stages != free.stages
     assert not verify(problem, found.plan)
@@ -669,7 +670,7 @@ def test_degrees_that_leave_devices_idle_go_beside_what_the_user_runs_today():
     fixes = ({"dp": 3, "tp": 1, "pp": 1, "recompute": mode} for mode in ("none", "full"))
     fast, slow = (search_offer(build(GPT, "1x4xA100-80GB", 32, fix=f), Budget.parse(60)).plan for f in fixes)
     evaluator = Evaluator(build(GPT, "1x4xA100-80GB", 32, baseline=fast.to_json(), fix={"dp": 3, "tp": 1, "pp": 1}))
-    kept = _with_baseline(slow, read_baseline(evaluator), evaluator)
+    kept = with_baseline(slow, read_baseline(evaluator), evaluator)
     assert step_s(kept) == pytest.approx(step_s(fast)) and step_s(kept) < step_s(slow)
     assert kept.search.found_by == "yours" and kept.search.yours.changes == ()
 
