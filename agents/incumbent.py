@@ -38,9 +38,9 @@ from automap.space.templates import templates
 from automap.verify import Verifier
 
 TEMPLATES = 256
-"""Number of templates that are priced in one call."""
+"""Number of templates that are priced in one call (assumed)."""
 REPORT_EVERY_S = 0.2
-"""Least time between two progress reports, in seconds."""
+"""Least time between two progress reports, in seconds (assumed)."""
 
 
 class Incumbent(Spending):

@@ -39,7 +39,8 @@ LOG = logging.getLogger("automap.search")
 PER_NODE = 8
 """Devices of a full node of the candidates that `sizes` makes, as in the usual servers."""
 SINGLE_STEPS = 16
-"""Number of nodes up to which every number is a candidate; beyond it, steps are a quarter of a power of two."""
+"""Number of nodes up to which every number is a candidate (assumed); beyond it, steps are a quarter of a power of
+two."""
 FEW = 16
 """Number of candidates below which processes of their own take longer to begin than they save (assumed)."""
 WAVE = 16

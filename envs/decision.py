@@ -31,18 +31,18 @@ from envs.features import Features
 from envs.kernels import ACTION_FEATURES, LIMIT, STATE_FEATURES, action_feature
 
 MAX_ACTIONS = 64
-"""Number of actions of every environment. If a slot has more values, the first 64 are offered; for a cut these are the
-most even ones."""
+"""Number of actions of every environment (assumed). If a slot has more values, the first 64 are offered; for a cut
+these are the most even ones."""
 NUM_CUTS = 256
 """Number of cuts that are offered for all chunks of a pipeline together: 64 ends for each of 4 chunks, 16 for each of
 16."""
 FREE_RANKS = 8
-"""Number of pipeline ranks whose recomputation is decided freely. On longer pipelines a rank, except the last one,
-recomputes no more than the rank before it, which holds no fewer micro-batches; otherwise most decisions would be about
-recomputation."""
+"""Number of pipeline ranks whose recomputation is decided freely (assumed). On longer pipelines a rank, except the last
+one, recomputes no more than the rank before it, which holds no fewer micro-batches; otherwise most decisions would be
+about recomputation."""
 REWARD_SCALE = 10.0
-"""Factor of all rewards. Good plans differ by some per cent, which is 0.01 in logarithms; with the factor, such
-differences are larger than the noise of Adam."""
+"""Factor of all rewards (assumed). Good plans differ by some per cent, which is 0.01 in logarithms; with the factor,
+such differences are larger than the noise of Adam."""
 REFERENCE = 2.0
 """Assumed step time of a good plan, as a multiple of the lower bound, where no good plan is known. With e^3 instead,
 plans that do not fit have so bad rewards that the DQN avoids plans which nearly fill the memory: two of four such

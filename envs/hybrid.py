@@ -13,7 +13,7 @@ from envs.decision import Decisions, PlanEnv, space_of
 from envs.pruning import most_influential
 
 MAX_GROUPS = 48
-"""Number of linkage groups that an episode decides; an episode then has fewer than 200 decisions."""
+"""Number of linkage groups that an episode decides (assumed); an episode then has fewer than 200 decisions."""
 
 
 class HybridDecisions(Decisions):

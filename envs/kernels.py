@@ -38,9 +38,10 @@ KINDS = (
 )
 """Kinds of slots that an agent tells apart."""
 MAX_LOG_RATIO = 3.0
-"""Largest growth of the time bound that is told, as a logarithm: bounds further than e^3 from the best are alike."""
+"""Largest growth of the time bound that is told, as a logarithm (assumed): bounds further than e^3 from the best are
+alike."""
 LIMIT = 10.0
-"""Largest absolute value of a feature."""
+"""Largest absolute value of a feature (assumed)."""
 
 GROUP = np.dtype(
     [

@@ -30,9 +30,9 @@ from envs.placement import PlacementEnv
 REVISIONS = 0.8
 """Share of the episodes that decide only some tasks of the best placement again (chosen by hand)."""
 MOST_REVISED = 6
-"""Most tasks that such an episode decides."""
+"""Most tasks that such an episode decides (assumed)."""
 NOISE = 0.02, 3.0
-"""Least and largest scale of the Gumbel noise on ratings; an episode draws its own, evenly in logarithms."""
+"""Least and largest scale of the Gumbel noise on ratings (assumed); an episode draws its own, evenly in logarithms."""
 
 
 class PlacementDQN(DQN):

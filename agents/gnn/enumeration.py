@@ -15,11 +15,11 @@ from automap.arrays import Ints
 from automap.gnn.simulator import Simulator
 
 MOST = 50_000
-"""Placements, feasible or not, up to which a problem is enumerated."""
+"""Placements, feasible or not, up to which a problem is enumerated (assumed)."""
 TRANSFERS_A_SECOND = 1e6
 """Transfers that are simulated in a second (measured on one core: 0.5 to 2 million)."""
 CHUNK_S = 0.1
-"""Seconds between two looks at the budget."""
+"""Seconds between two looks at the budget (assumed)."""
 
 
 class Enumerated(NamedTuple):

@@ -20,7 +20,7 @@ from automap.gnn.simulator import Simulator
 MOST = 4000
 """Most simulations (assumed): later ones change little on made-up problems."""
 CHUNK = 16
-"""Most simulations between two looks at the budget."""
+"""Most simulations between two looks at the budget (assumed)."""
 
 
 def search_order(

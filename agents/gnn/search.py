@@ -32,7 +32,7 @@ SEARCHERS = ("auto", "metropolis", "enumeration", "dqn")
 ITERATIONS = 20
 """Iterations of a simulation (assumed)."""
 STEP = 32
-"""Most simulations between two looks at the budget, at first."""
+"""Most simulations between two looks at the budget, at first (assumed)."""
 MOST_TRANSFERS = 20_000
 """Transfers of one simulation in the search, so that it takes some 40 ms at most; large problems get fewer
 iterations."""

@@ -39,21 +39,21 @@ way, as PUCT in AlphaGo Zero). Without it, searches of VGG-19 on 16 V100 visited
 BEATEN = 100.0
 """Added to the logarithm of the step time of a mesh whose bound says that nothing there is faster."""
 TRUSTED = 0.5
-"""Share of the revisions in which the network is asked; the others follow the best completions, which need no learning
-where a change is repaired by changes that pay one after another."""
+"""Share of the revisions in which the network is asked (assumed); the others follow the best completions, which need no
+learning where a change is repaired by changes that pay one after another."""
 FROM_NEIGHBOURS = 0.5
 """Share of the revisions that begin with a neighbour of the plan. Without these, searches of GPT-2 XL on 512 devices
 ended 2 to 3 % above the best plan known."""
 DONORS = 16
-"""Number of the best plans of other meshes from which the move to such a neighbour may borrow."""
+"""Number of the best plans of other meshes from which the move to such a neighbour may borrow (assumed)."""
 SOLVED = 0.5
 """Share of the visits of a mesh, after the first one, that decide a skeleton alone, which is solved (assumed). The
 first visit decides all of a plan, whose skeleton is solved too: the signatures to which completions lead are sometimes
 better. Without them, searches of GPT-2 XL on 512 H100 ended 1 % above the best plan known."""
 SHORTEST, LONGEST = 4, 64
-"""Smallest and largest number of slots that a revision decides; drawn uniformly on a logarithmic scale."""
+"""Smallest and largest number of slots that a revision decides (assumed); drawn uniformly on a logarithmic scale."""
 LEAST_NOISE, MOST_NOISE = 0.03, 1.0
-"""Scales of the Gumbel noise on the ratings in a visit of a mesh that has been visited before."""
+"""Scales of the Gumbel noise on the ratings in a visit of a mesh that has been visited before (assumed)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -48,22 +48,22 @@ PARAMETERS = Hyperparameters(
 )
 """Hyperparameters of the training; of these the network only keeps its sizes."""
 SIDE_BY_SIDE = 16
-"""Number of problems that are learnt at a time."""
+"""Number of problems that are learnt at a time (assumed)."""
 WHOLE = 0.125
 """Share of the visits in which whole plans are decided: they take ten times as many decisions (assumed)."""
 PLANS = 8
 """Number of plans for which a problem stays. Building it takes longer than these plans, but what was seen of many
 problems teaches more than many plans of one."""
 LED = 0.5
-"""Share of the episodes that are led to the teacher's plan."""
+"""Share of the episodes that are led to the teacher's plan (assumed)."""
 EXPLORING = 0.25
-"""Share of the episodes that take random decisions."""
+"""Share of the episodes that take random decisions (assumed)."""
 EXPLORED = 2.0
-"""Number of random decisions in these, in the mean."""
+"""Number of random decisions in these, in the mean (assumed)."""
 SAVE_EVERY = 50
-"""Number of problems between two checkpoints."""
+"""Number of problems between two checkpoints (assumed)."""
 RATE_AT_END = 0.1
-"""Learning rate at the end over that at the beginning; it falls linearly."""
+"""Learning rate at the end over that at the beginning (assumed); it falls linearly."""
 
 
 class _Visit:

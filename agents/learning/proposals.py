@@ -29,14 +29,14 @@ LOG = logging.getLogger("automap.search")
 NETWORK = Path(__file__).parent / "pretrained_network"
 """Folder of the network that comes with the package."""
 PROPOSALS = 64
-"""Number of plans that are proposed at the beginning of a search."""
+"""Number of plans that are proposed at the beginning of a search (assumed)."""
 SIDE_BY_SIDE = 8
-"""Number of plans that are decided at the same time."""
+"""Number of plans that are decided at the same time (assumed)."""
 LEAST_NOISE, MOST_NOISE = 0.5, 3.0
 """Scales of the Gumbel noise on ratings. Each plan has one, drawn between the two so that all magnitudes are alike.
 With 1, actions are drawn with the chances that the network was taught (`agents.learning.dqn.taught_loss`)."""
 MESH_NOISE = 1.5
-"""Factor of the noise on decisions about the mesh, on which all others depend."""
+"""Factor of the noise on decisions about the mesh, on which all others depend (assumed)."""
 MESH_KINDS = frozenset(("pp", "tp", "middle", "micro_batches", "virtual"))
 """Kinds of slots that decide the mesh."""
 

@@ -30,7 +30,7 @@ EXAMINED = 16
 DIGITS = 16
 """Number of digits of a digest that are kept."""
 EXAMS = 3
-"""Number of exams in a training."""
+"""Number of exams in a training (assumed)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -32,9 +32,10 @@ from automap.space.templates import megatron_signatures
 MOST_HOPS = 4
 """Largest number of primitives between a plan and the next better one; the paper uses 7, on a price that is cheaper."""
 WIDTH = 6
-"""Number of the best changed plans from which each further hop begins."""
+"""Number of the best changed plans from which each further hop begins (assumed)."""
 MOVED = (1, 2, 4, 8)
-"""Numbers of units that a primitive moves to another rank, and of levels by which it changes recomputation."""
+"""Numbers of units that a primitive moves to another rank, and of levels by which it changes recomputation
+(assumed)."""
 
 
 class Primitives:

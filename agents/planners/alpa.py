@@ -38,9 +38,9 @@ from automap.space.space import PlanSpace
 PATIENCE = 4
 """Settings without a better plan after which the search ends (assumed)."""
 LIMITS = (1.0, 1.01, 1.05, 1.2, 1.5)
-"""Limits of a stage, over the least possible time of the slowest one."""
+"""Limits of a stage, over the least possible time of the slowest one (assumed)."""
 OFFERED = 2
-"""Pipelines of each setting that are verified: the fastest at the exact price."""
+"""Pipelines of each setting that are verified (assumed): the fastest at the exact price."""
 
 FirstStages = dict[int, tuple[Ints, Ints]]
 """For each place where devices are left: the end and the devices of the best first stage, both [first layer]."""

@@ -37,7 +37,7 @@ SHARPNESS = (32.0, np.inf)
 a rank is done (assumed). The last one is the step time itself. It depends on the slowest rank alone; so a finite
 exponent comes first, which also tells which of two cuts is more even."""
 MOST_MOVES = 32
-"""Largest number of rounds of moves under each of these exponents."""
+"""Largest number of rounds of moves under each of these exponents (assumed)."""
 PAIRED = 12
 """Number of best moves that are combined in pairs where no single move gains. On 120 plans of T5-3B, GPT-2 XL and
 BERT-large, cuts then end 0.1 % slower than the best that any of twelve variants found; 0.4 % without."""
@@ -49,7 +49,7 @@ LIKELY = 0.125
 gains (assumed). With this and `TOGETHER`, 66 plans of nine problems of `benchmarks/network_gap.py` took 56 % of the
 time, and ended from 1.1 % faster to 0.1 % slower."""
 ALL_CUTS = 20_000
-"""Number of cuts of a pipeline up to which all of them are tried: 2 to 13 microseconds each."""
+"""Number of cuts of a pipeline up to which all of them are tried (assumed): 2 to 13 microseconds each."""
 FEW = 4
 """Micro-batches for each chunk after which a schedule is assumed to repeat itself."""
 SAFE = 1e-4

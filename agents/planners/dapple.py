@@ -33,7 +33,7 @@ from automap.space.space import PlanSpace
 NEAR = 1.05
 """Plans whose predicted latency is within this factor of the best one are proposed (assumed)."""
 FEW_STAGES = 3
-"""The best plans with at most this many stages are proposed in any case."""
+"""The best plans with at most this many stages are proposed in any case (assumed)."""
 FAR = 1.5
 """The dynamic program does not run where uniform pipelines are slower than this factor of the best plan (assumed)."""
 MOST_COUNTS = 6

@@ -52,17 +52,17 @@ MOST_VALUES = 24
 """Largest number of values of a node that elimination considers: those with the least lower bounds. With 80, none of
 105 solves of seven models ended better; with experts, 24 take a third of the time."""
 HELD_PASSES = 3
-"""Largest number of passes in which all held nodes are freed in turn."""
+"""Largest number of passes in which all held nodes are freed in turn (assumed)."""
 PRICES = (0.01, 100.0)
-"""Least and greatest price of a device's whole memory, in step times."""
+"""Least and greatest price of a device's whole memory, in step times (assumed)."""
 BISECTIONS = 4
 """Number of bisections of that price."""
 BETWEEN = 0.1
 """Largest share of the rest of a budget in evaluations for the plans between two solutions (assumed)."""
 LEAST_SAVED = 1e-6
-"""Least change of memory, as a share of a device's, by which a change of time is divided."""
+"""Least change of memory, as a share of a device's, by which a change of time is divided (assumed)."""
 FULLEST = 16.0
-"""Exponent of the fullness of a rank in its weight in the price of memory."""
+"""Exponent of the fullness of a rank in its weight in the price of memory (assumed)."""
 
 
 class Order(NamedTuple):

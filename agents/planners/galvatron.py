@@ -41,9 +41,9 @@ from automap.space.templates import megatron_signatures
 from ir.factors import BROADCAST, PARTIAL
 
 LEVELS = 128
-"""Number of equal parts in which the dynamic program counts the memory of a device."""
+"""Number of equal parts in which the dynamic program counts the memory of a device (assumed)."""
 MOST_COUNTS = 12
-"""Largest number of counts of recomputed layers that are tried for one kind of layer."""
+"""Largest number of counts of recomputed layers that are tried for one kind of layer (assumed)."""
 PATIENCE = 24
 """Meshes without a better plan after which the search ends (assumed)."""
 

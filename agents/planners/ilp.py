@@ -35,14 +35,14 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 NODE_LIMIT = 200
-"""Largest number of nodes of HiGHS's branch and bound."""
+"""Largest number of nodes of HiGHS's branch and bound (assumed)."""
 LARGEST_PROGRAM = 4_000
-"""Largest number of variables of a program that is solved; for larger ones the plans found with prices of memory
-stay."""
+"""Largest number of variables of a program that is solved (assumed); for larger ones the plans found with prices of
+memory stay."""
 GAP = 1e-6
-"""Relative gap between bound and solution at which HiGHS ends."""
+"""Relative gap between bound and solution at which HiGHS ends (assumed)."""
 CORRECTIONS = 3
-"""Number of times that a program is solved, each time but the first with lowered limits."""
+"""Number of times that a program is solved, each time but the first with lowered limits (assumed)."""
 
 
 def program(

@@ -18,14 +18,14 @@ from automap.space.shape import Shape
 from automap.space.space import PlanSpace, Values
 
 TRIED_CUTS = 4
-"""Number of ends of a chunk that are tried: those with which its work is nearest to its share of all work."""
+"""Number of ends of a chunk that are tried (assumed): those with which its work is nearest to its share of all work."""
 TRIED_MOVES = (-2, -1, 1, 2)
 """How many replicas are added to a stage, or taken from it where negative; a replica is the devices of the inner axes
 (assumed)."""
 FEWER_MICRO_BATCHES = 2
 """Largest factor by which descents change the number of micro-batches (assumed)."""
 TRIED_ORDERS = 8
-"""Number of orders of the devices that are tried."""
+"""Number of orders of the devices that are tried (assumed)."""
 
 
 def repaired(space: PlanSpace, plan: Sequence[int], values: Values) -> Values:

@@ -25,8 +25,8 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 SLACKS = (1.0, 1.01, 1.05)
-"""Allowed times of the slowest rank, as multiples of the least possible one. For each, the cut with the least sum of
-the times of all ranks is found."""
+"""Allowed times of the slowest rank, as multiples of the least possible one (assumed). For each, the cut with the least
+sum of the times of all ranks is found."""
 
 
 def partition(seconds: Sequence[Floats] | Floats, slack: float = 1.0) -> list[int] | None:

@@ -54,9 +54,9 @@ NEARLY_FITS = 0.2
 """Where no plan fits, a pipeline is divided again if it overflows by at most this share of a device's memory
 (assumed)."""
 MOST_UNITS = 128
-"""Largest number of units of a model: the time of the programs grows with its square."""
+"""Largest number of units of a model (assumed): the time of the programs grows with its square."""
 SETTINGS = 3
-"""Number of pairs of micro-batches and ZeRO stage with which units and devices are divided."""
+"""Number of pairs of micro-batches and ZeRO stage with which units and devices are divided (assumed)."""
 ZEROS = (0, 1)
 """Stages of ZeRO that are tried with the best number of micro-batches (assumed: others seldom gain)."""
 PRICED_QUICKLY, PRICED = 4, 16
@@ -75,9 +75,9 @@ otherwise (assumed). A few long stages suit few micro-batches and more stages su
 slower than both: on 256 devices the best plan of a chain of 50 layers took 716 ms with 2, 718 ms with 4 and 701 ms with
 8."""
 LAYERED = 8
-"""Number of pipelines whose layers choose their recomputation by Galvatron's program."""
+"""Number of pipelines whose layers choose their recomputation by Galvatron's program (assumed)."""
 LISTED = 3
-"""Number of partitions whose micro-batches are ordered by list scheduling."""
+"""Number of partitions whose micro-batches are ordered by list scheduling (assumed)."""
 MOVED = 3
 """Number of the fastest plans in which units and devices are moved (assumed)."""
 MOST_DEVICES = 64

@@ -31,7 +31,7 @@ from automap.arrays import Floats
 PATIENCE = 4
 """Pairs of micro-batches and ZeRO stage without a better plan after which the search ends (assumed)."""
 OFFERED = 2
-"""Number of partitions of each pair that are verified: the fastest ones at the exact price."""
+"""Number of partitions of each pair that are verified (assumed): the fastest ones at the exact price."""
 ORDERS = 2
 """Orders of the devices that are tried (assumed)."""
 

@@ -17,7 +17,7 @@ from automap.arrays import Floats, Ints, Mask, numbered, row_digests
 from automap.space.space import PlanSpace, Values
 
 NEARLY_FITS = 0.5
-"""Largest overflow, as a share of a device's memory, that a planner is expected to remove from a template."""
+"""Largest overflow, as a share of a device's memory, that a planner is expected to remove from a template (assumed)."""
 BEGINS = 0.7
 """Largest overflow with which a template may be the first plan of its mesh, where it promises more than those of the
 mesh that fit (assumed; with 0.2 the results of `benchmarks/network_gap.py` differ no more than those of two runs)."""

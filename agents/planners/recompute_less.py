@@ -17,7 +17,7 @@ from automap.arrays import Floats, Ints, Mask
 from automap.space.space import PlanSpace, Values
 
 MOST_TEMPLATES = 48
-"""Number of templates that are made to fit, the most promising ones first."""
+"""Number of templates that are made to fit, the most promising ones first (assumed)."""
 MADE_TO_FIT = 16
 """Number of other plans, the fastest ones, that are made to fit (assumed)."""
 

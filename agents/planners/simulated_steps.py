@@ -28,7 +28,7 @@ SHARPNESS = (16.0, np.inf)
 one after another (assumed). The last one is the step time itself, which no move shortens where two stages are equally
 slow; with a finite exponent it is worth something to relieve one of them."""
 MOST_MOVES = 48
-"""Largest number of rounds of moves under each of these exponents."""
+"""Largest number of rounds of moves under each of these exponents (assumed)."""
 MOST_TRIED = 4_000
 """About the largest number of partitions that a round of moves tries (assumed): stages that are far from each other
 exchange nothing in pipelines so long that there would be more."""

@@ -21,8 +21,8 @@ from agents.searcher import SearchResult, SearchTask
 from automap.space.space import Values
 
 TURNS = 3
-"""In one of so many turns the best skeleton so far is improved further; in the others the next skeleton of the list is
-solved for the first time."""
+"""In one of so many turns the best skeleton so far is improved further (assumed); in the others the next skeleton of
+the list is solved for the first time."""
 
 
 def search_skeletons(task: SearchTask, name: str, propose: Propose) -> SearchResult:

@@ -40,27 +40,27 @@ that evaluations alone would hardly limit the time."""
 FEWEST_SOLVES = 12
 """Number of solves that a search may make in any case (assumed)."""
 ROUNDS = 4
-"""Largest number of solves of a skeleton in `SkeletonSearch.work_out_best`."""
+"""Largest number of solves of a skeleton in `SkeletonSearch.work_out_best` (assumed)."""
 WORTH_POLISHING = 1.05
 """A plan is polished if it takes at most this many times the step time of the best plan of the search."""
 LATER = 0.005
 """Each turn of a mesh makes its other skeletons count as slower by this share, so that other meshes have turns too."""
 CLIMBS = 3
-"""Largest number of rounds of `SkeletonSearch.look_around`."""
+"""Largest number of rounds of `SkeletonSearch.look_around` (assumed)."""
 KEPT = 64
-"""Largest number of skeletons whose best plan is shown to other searchers."""
+"""Largest number of skeletons whose best plan is shown to other searchers (assumed)."""
 SAME = 0.001
 """Plans on two meshes count as the same if their step times differ by at most this share (assumed)."""
 CUT_ANEW = 2
-"""Number of neighbours with other micro-batches or virtual stages that are cut again: the most promising ones, at most
-one for each number of virtual stages. Around a plan near the best one there is no limit."""
+"""Number of neighbours with other micro-batches or virtual stages that are cut again (assumed): the most promising
+ones, at most one for each number of virtual stages. Around a plan near the best one there is no limit."""
 NEARLY_FITS = 0.2
 """Largest overflow, as a share of a device's memory, that other cuts or another ZeRO stage are expected to remove
 (assumed)."""
 PAIRED = 24
 """Number of the best single changes of signatures that are combined in pairs where none gains alone (assumed)."""
 REFINED = 4
-"""Largest number of rounds of `SkeletonSearch.refine`."""
+"""Largest number of rounds of `SkeletonSearch.refine` (assumed)."""
 
 Mesh = tuple[int, ...]
 """tp, the size of the middle axis, and the devices of each stage."""

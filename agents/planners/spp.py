@@ -39,7 +39,8 @@ from automap.space.shape import divisors
 from automap.space.space import PlanSpace
 
 LISTED = 2
-"""Number of partitions that get an order by list scheduling, for each number of micro-batches: the fastest in 1F1B."""
+"""Number of partitions that get an order by list scheduling, for each number of micro-batches (assumed): the fastest in
+1F1B."""
 FIRST_COUNT = 32
 """Number of micro-batches that is tried first (assumed)."""
 MOST_ACTIONS = 20_000

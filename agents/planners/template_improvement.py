@@ -36,13 +36,13 @@ from automap.arrays import Floats
 from automap.space.space import Ints, PlanSpace
 
 SECONDS = 0.36
-"""Seconds after which no further solve is begun, where the budget is not in evaluations alone."""
+"""Seconds after which no further solve is begun, where the budget is not in evaluations alone (assumed)."""
 SHARE = 0.25
 """Largest share of a budget that `improve_templates` takes."""
 FEWEST_SOLVES = 2
-"""Number of solves that are made even with the smallest budget in evaluations."""
+"""Number of solves that are made even with the smallest budget in evaluations (assumed)."""
 LOOKED_AROUND = 0.2
-"""Largest part of this share for changes of single decisions; elimination has the rest."""
+"""Largest part of this share for changes of single decisions (assumed); elimination has the rest."""
 NEARLY_FITS = 0.2
 """Largest overflow, as a share of a device's memory, with which a template counts as promising; where none fits, it is
 added to the least overflow of all. On problems of `benchmarks/network_gap.py` with scarce memory, templates with an
@@ -56,11 +56,11 @@ FIRST_MESHES = 8
 on 12 devices with random bandwidths ended 31 % slower: the templates of its best mesh are not among the four fastest.
 """
 MESHES = 32
-"""Largest number of meshes whose best templates are changed one decision at a time."""
+"""Largest number of meshes whose best templates are changed one decision at a time (assumed)."""
 REFINED_LEAST = 500
-"""Least number of evaluations that a budget must have left for `refine`."""
+"""Least number of evaluations that a budget must have left for `refine` (assumed)."""
 REFINED_LEAST_S = 5.0
-"""Least number of seconds that a budget must have left for `refine`."""
+"""Least number of seconds that a budget must have left for `refine` (assumed)."""
 REFINED_SHARE, REFINED_SHARE_S = 0.6, 0.1
 """Largest shares of the rest of a budget, in evaluations and in seconds, that `refine` takes. When it took 0.6 seconds
 of any budget, searches of 16 seconds on a busy host found plans up to 1.6 % slower on two of five problems (Llama-7B on
@@ -68,11 +68,11 @@ devices of three kinds, Llama-3 8B with 32,768 tokens on 16 H100), and equally f
 REFINED_SECONDS = 0.6
 """Seconds that `refine` may take in any case (assumed)."""
 REFINED_MESHES = 8
-"""Number of meshes whose best plans are solved again and whose neighbours are priced."""
+"""Number of meshes whose best plans are solved again and whose neighbours are priced (assumed)."""
 REFINED_PLANS = 6
-"""Number of plans that are refined."""
+"""Number of plans that are refined (assumed)."""
 POLISHED_PLANS = 3
-"""Number of refined plans whose joint signatures are polished."""
+"""Number of refined plans whose joint signatures are polished (assumed)."""
 OTHER_CUTS = 12
 """Number of other cuts with which the best plan is solved (assumed)."""
 REFINED_NUMBERS = 6

@@ -23,16 +23,16 @@ from automap.targets import ANY, Target
 from automap.verify import Verifier
 
 SHARE = 0.1
-"""Share of the budget for the search among all plans."""
+"""Share of the budget for the search among all plans (assumed)."""
 MOST_S, MOST_EVALUATIONS = 3.0, 1000
-"""Largest budget of this search, in evaluations and in seconds: enough to improve the templates of the whole space and
-to anneal for a moment, in this process alone."""
+"""Largest budget of this search, in evaluations and in seconds (assumed): enough to improve the templates of the whole
+space and to anneal for a moment, in this process alone."""
 WORTH_TELLING = 0.01
 """Smallest cost of a target, as a share of the step time, that is reported: two searches find plans that differ by less
 (assumed)."""
 PLAIN = 0.1
-"""Largest share of the gain over the target that the plan of any trainer may lose for a plainer plan. So only features
-that cause the gain remain in it besides those of the target."""
+"""Largest share of the gain over the target that the plan of any trainer may lose for a plainer plan (assumed). So only
+features that cause the gain remain in it besides those of the target."""
 
 
 def set_aside(budget: Budget, problem: Problem) -> tuple[Budget, Budget | None]:

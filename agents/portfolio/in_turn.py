@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from automap.space.space import PlanSpace
 
 LEAST_TURN_S = 0.01
-"""Seconds that a searcher gets where the searchers before it have used up the budget: enough for a template."""
+"""Seconds that a searcher gets where the searchers before it have used up the budget (assumed): enough for a
+template."""
 
 
 def check_searchers(searchers: Sequence[str], budget: Budget) -> None:

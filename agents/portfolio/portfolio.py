@@ -44,21 +44,21 @@ from automap.problem import Problem
 from automap.space.space import Ints, Values
 
 PROVABLE_DECADES = 7.0
-"""log10 of the largest number of plans of a space in which a proof is tried."""
+"""log10 of the largest number of plans of a space in which a proof is tried (assumed)."""
 PROOF_NODES = 200_000
 """Largest number of partial plans that branch and bound looks at, which takes a few seconds."""
 PROOF_SHARE = 0.5
-"""Share of the remaining budget that is spent on a proof at most."""
+"""Share of the remaining budget that is spent on a proof at most (assumed)."""
 SHOWN_PROPOSALS = 16
-"""Number of the best proposals with which annealing and members begin."""
+"""Number of the best proposals with which annealing and members begin (assumed)."""
 WARM_UP_S, WARM_UP_SHARE = 1.0, 0.1
-"""Length of the annealing before members are started: seconds at most, and share of a budget in seconds."""
+"""Length of the annealing before members are started (assumed): seconds at most, and share of a budget in seconds."""
 LEAST_S, LEAST_EVALUATIONS = 4.0, 2000
 """Budget that must be left for members to be started: a process takes a second to begin."""
 MOST_MEMBERS = 8
-"""Largest number of processes."""
+"""Largest number of processes (assumed)."""
 LISTEN_S = 0.05
-"""Seconds between two checks whether the caller wants the search to end."""
+"""Seconds between two checks whether the caller wants the search to end (assumed)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

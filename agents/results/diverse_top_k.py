@@ -18,11 +18,11 @@ from automap.plan import Plan
 from automap.space.space import SHAPE_KINDS, PlanSpace, Values
 
 MOST_PER_MESH = 2
-"""Largest number of plans with the same mesh."""
+"""Largest number of plans with the same mesh (assumed)."""
 MOST = 16
-"""Largest number of plans that are kept."""
+"""Largest number of plans that are kept (assumed)."""
 _WAITING = 1024
-"""Number of priced plans that are collected before the best of them are picked."""
+"""Number of priced plans that are collected before the best of them are picked (assumed)."""
 T = TypeVar("T")
 
 

@@ -35,13 +35,13 @@ from automap.targets import ANY
 CONFIDENCES = (0.9, 0.75, LEAST_CONFIDENCE)
 """Probabilities of fitting that are tried in place of a higher one."""
 WITHIN_S = 4.0
-"""Processor time in seconds in which changes are tried: the budget of the search is over by then."""
+"""Processor time in seconds in which changes are tried (assumed): the budget of the search is over by then."""
 MOST_DEVICES = 4096
-"""Largest number of devices of a cluster that is tried."""
+"""Largest number of devices of a cluster that is tried (assumed)."""
 ONE_BY_ONE = 6
-"""Number of clusters that are tried one by one in the order of their size, before sizes are doubled."""
+"""Number of clusters that are tried one by one in the order of their size, before sizes are doubled (assumed)."""
 HOST_DEVICES = 8
-"""Largest number of devices of a host when a cluster of one host grows."""
+"""Largest number of devices of a host when a cluster of one host grows (assumed)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,7 +22,7 @@ from automap.space.space import PlanSpace
 from automap.space.templates import templates
 
 TEMPLATES = 256
-"""Number of templates that are priced in one call."""
+"""Number of templates that are priced in one call (assumed)."""
 
 PlanWithSync = tuple[Found, Sync]
 """A plan, the searcher that found it, and how its replicas are kept together."""

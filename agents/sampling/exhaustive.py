@@ -14,11 +14,12 @@ from automap.bounds.enumeration import Beginnings, Enumeration
 from automap.errors import ProblemError
 
 MAX_DECADES = 7.0
-"""log10 of the largest number of plans that is accepted. Branch and bound visits a small part of them."""
+"""log10 of the largest number of plans that is accepted (assumed). Branch and bound visits a small part of them."""
 WIDTH = 256
-"""Partial plans that are continued at a time: few of them find good plans early, many share the overhead of a call."""
+"""Partial plans that are continued at a time (assumed): few of them find good plans early, many share the overhead of a
+call."""
 GROWTH = 4
-"""Continuations of each partial plan before they are bounded again: a bound costs as much time as a price."""
+"""Continuations of each partial plan before they are bounded again (assumed): a bound costs as much time as a price."""
 
 
 def search_exhaustive(task: SearchTask) -> SearchResult:

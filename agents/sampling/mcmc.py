@@ -45,7 +45,7 @@ ANNEALING = Cooling()
 CLIMBING = Cooling(hot=0.0, cold=0.0)
 
 MISFIT = 0.5
-"""Penalty of a plan that does not fit, added to the logarithm of its step time, whatever its overflow."""
+"""Penalty of a plan that does not fit, added to the logarithm of its step time, whatever its overflow (assumed)."""
 PER_OVERFLOW = 4.0
 """Further penalty, times the share of a device's memory that is missing."""
 FROM_BEST, FROM_TEMPLATES = 0.25, 0.25

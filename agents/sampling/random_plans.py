@@ -8,7 +8,7 @@ from agents.incumbent import Incumbent
 from agents.searcher import SearchResult, SearchTask
 
 DRAWN = 64
-"""Number of plans that are drawn and priced in one call."""
+"""Number of plans that are drawn and priced in one call (assumed)."""
 
 
 def search_random(task: SearchTask) -> SearchResult:

@@ -24,7 +24,7 @@ SPLITS: tuple[Split, ...] = ("train", "unseen-family", "unseen-size")
 VERSION = 1
 """Number of the generator: it grows when a seed gives another problem than before."""
 USUAL_SHARE = 0.75
-"""Share of the transformers that have a usual size on a usual cluster; they are half of all problems."""
+"""Share of the transformers that have a usual size on a usual cluster (assumed); they are half of all problems."""
 TIGHT_SHARE = 0.12
 """Share of the problems whose memory is chosen so that they hardly fit."""
 STATE_BYTES = 16.0
