@@ -45,12 +45,7 @@ class Budget:
         match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)?", str(text).strip())
         amount = float(match[1]) if match else 0.0
         if match is None or amount <= 0 or (match[2] is None and not amount.is_integer()):
-            raise ProblemError(
-                "not a budget",
-                field="budget",
-                value=str(text),
-                repair="Give a time as in 30s, 2m or 1h, or a whole number of evaluations as in 2000.",
-            )
+            raise _not_a_budget(text, "Give a time as in 30s, 2m or 1h, or a whole number of evaluations as in 2000.")
         if amount > MAX_EVALUATIONS:
             raise ProblemError("too long", field="budget", value=str(text), repair=f"Give at most {MAX_EVALUATIONS}.")
         if match[2] is None:
@@ -236,6 +231,22 @@ def search(
 def unknown_searcher(name: str, *, field: str) -> ProblemError:
     """The error for a name that is not one of `SEARCHERS`, given in `field`."""
     return ProblemError("unknown searcher", field=field, value=name, repair=one_of(SEARCHERS, name))
+
+
+def _not_a_budget(value: object, repair: str) -> ProblemError:
+    return ProblemError("not a budget", field="budget", value=str(value), repair=repair)
+
+
+def check_budget(budget: Budget) -> None:
+    """Refuses a budget that has not been read yet, such as the text `30s`, and one without an end.
+
+    Raises:
+        ProblemError: it is no `Budget`, or has neither seconds nor evaluations.
+    """
+    if not isinstance(budget, Budget) or budget == Budget():
+        raise _not_a_budget(
+            budget, "Write Budget.parse('30s') for a time, or Budget.parse(1000) for a number of plans."
+        )
 
 
 def check_tie(tie: float) -> None:

@@ -239,6 +239,8 @@ def parse_cluster(spec: str | Mapping[str, Any]) -> Cluster:
     """
     if isinstance(spec, Mapping):
         return from_json(Cluster, dict(spec), path="cluster", error=ClusterError)
+    if not isinstance(spec, str):
+        raise ClusterError("not a text or a document", field="cluster", value=spec, repair=_form(str(spec)))
     if spec == LOCAL:
         return _read_local()
     if spec.endswith(".json"):

@@ -44,8 +44,12 @@ def check_searchers(searchers: Sequence[str], budget: Budget) -> None:
     """Refuses lists of searchers that `search_in_turn` cannot run.
 
     Raises:
-        ProblemError: none is named, one is unknown or named twice, or there are fewer evaluations than searchers.
+        ProblemError: none is named, one is unknown or named twice, there are fewer evaluations than searchers, or one
+            name is given in place of a list.
     """
+    if isinstance(searchers, str):
+        repair = f'Write ["{searchers}"].'
+        raise ProblemError("not a list of searchers", field="searchers", value=searchers, repair=repair)
     if not searchers:
         raise ProblemError(
             "names no searcher",

@@ -31,7 +31,7 @@ from agents.portfolio.parts import (
 )
 from agents.results.fewer_devices import Part, needed, promising, space_on_all, told_idle
 from agents.results.plainest import TIE
-from agents.searcher import Budget, OnProgress, Progress, Reached, SearchResult, ShouldStop, check_tie
+from agents.searcher import Budget, OnProgress, Progress, Reached, SearchResult, ShouldStop, check_budget, check_tie
 from automap.errors import NothingFits, UserError
 from automap.export.baseline import read_baseline
 from automap.plan import Plan
@@ -63,8 +63,9 @@ def search_offer(
 
     Raises:
         NothingFits: no plan that fits was found.
-        ProblemError: see `search_in_turn` and `check_tie`.
+        ProblemError: see `search_in_turn`, `check_budget` and `check_tie`.
     """
+    check_budget(budget)
     check_tie(tie)
     began = time.monotonic()
     space = space_on_all(problem)

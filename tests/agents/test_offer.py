@@ -177,6 +177,20 @@ def test_ties_out_of_bounds_are_refused():
         assert caught.value.field == "tie"
 
 
+@pytest.mark.parametrize(
+    ("budget", "searchers", "repair"),
+    [
+        ("30s", ["expert"], "Budget.parse('30s')"),
+        (Budget(), ["expert"], "Budget.parse('30s')"),
+        (Budget.parse(5), "expert", 'Write ["expert"].'),
+    ],
+)
+def test_what_is_no_budget_and_no_list_is_refused_with_a_repair(budget, searchers, repair):
+    with pytest.raises(ProblemError) as caught:
+        search_offer(build(GPT, "1x2xA100-80GB", 8), budget, searchers=searchers)
+    assert repair in caught.value.repair
+
+
 # -- parts of a cluster ------------------------------------------------------------------------------------------------
 
 

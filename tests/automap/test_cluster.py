@@ -44,6 +44,7 @@ def test_mixed_cluster_numbers_devices_host_by_host():
         ("4xV100@25Gbit+4xP100@25Gbit", "the link between nodes is not understood"),
         ("999999x8xA100", "too many"),
         ("/nowhere/cluster.json", "cannot be read"),
+        (8, "not a text or a document"),
     ],
 )
 def test_bad_text_names_field_value_and_repair(text, word):
