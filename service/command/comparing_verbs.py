@@ -28,6 +28,7 @@ from service.command.options import (
 from service.command.output import print_json, say
 from service.command.output_checks import drawable, writable
 from service.command.plan_verbs import read_strategy
+from service.output_files import write_output
 
 app = typer.Typer()
 
@@ -131,13 +132,14 @@ def sweep(
         why = "; ".join(line.removeprefix("-  ") for line in reasons(cells))
         raise PlanError("no cell has a plan", field="over", value=" ".join(over), repair=f"Of each kind one: {why}")
     document = {"over": {side.name: list(side.values) for side in sides}, "cells": [cell.to_json() for cell in cells]}
-    if output is not None:
-        output.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
     if as_json:
         print_json(document)
     else:
         legend = "Step time and share of memory. * the fastest that fits, ! does not fit, - not possible"
         say(*table(sides, cells), legend, *reasons(cells))
+    # Last, so that a long search is shown also where its file cannot be written.
+    if output is not None:
+        write_output(output, json.dumps(document, indent=1) + "\n")
     if stopped:
         raise typer.Exit(130)
 
@@ -217,11 +219,11 @@ def recommend(
         )
         stopped = interrupted()
     document = to_json(found, steps)
+    print_json(document) if as_json else say(*page(found, steps))
     if output is not None:
         from service.drawing.charts import front, write
 
         write(output, f"Clusters for {graph.name}", document, lambda: front(found))
-    print_json(document) if as_json else say(*page(found, steps))
     if stopped:
         raise typer.Exit(130)
 

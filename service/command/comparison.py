@@ -14,6 +14,7 @@ from automap.records import to_json
 from automap.targets import ANY
 from service.command.estimation import own_problem, page, read_plan
 from service.jobs.run_job import JobRequest
+from service.output_files import write_output
 from service.priced import priced_anew
 from service.report import worth
 
@@ -81,19 +82,15 @@ def draw_file(data: bytes, request: JobRequest, path: Path, output: Path, pictur
     assert plan.estimate is not None
     assert plan.estimate.timeline is not None
     if kind == ".json":
-        output.write_text(json.dumps(trace(plan.model.name, plan.estimate.timeline)) + "\n", "utf-8")
+        write_output(output, json.dumps(trace(plan.model.name, plan.estimate.timeline)) + "\n")
         return
-    from service.drawing.page import report, svg
-    from service.drawing.pictures import with_plain_texts
+    from service.drawing.page import png, report, svg
 
     if kind == ".html":
-        output.write_text(report(plan), "utf-8")
+        write_output(output, report(plan))
         return
     figure = PICTURES[picture or "timeline"](plan)
-    if kind == ".svg":
-        output.write_text(svg(figure), "utf-8")
-    else:
-        with_plain_texts(figure).savefig(output, dpi=150)
+    write_output(output, svg(figure) if kind == ".svg" else png(figure))
 
 
 def limits(plan: Plan, found: Sequence[Alternative]) -> list[str]:

@@ -13,6 +13,7 @@ from automap.errors import PlanError, ProblemError, one_of
 from service.command.options import JsonOption, SeedOption
 from service.command.output import print_json, say
 from service.command.output_checks import writable
+from service.output_files import write_output
 
 if TYPE_CHECKING:
     from automap.gnn.plan import GnnPlan
@@ -268,9 +269,4 @@ def schema(
 
 def _write(output: Path | None, document: object) -> None:
     if output is not None:
-        try:
-            output.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
-        except OSError as fault:
-            raise PlanError(
-                f"cannot be written ({fault.strerror})", field="output", value=str(output), repair="Name another file."
-            ) from None
+        write_output(output, json.dumps(document, indent=1) + "\n")

@@ -20,6 +20,7 @@ from service.command.options import (
 from service.command.output import print_json, say
 from service.command.output_checks import drawable, makable, writable
 from service.jobs.run_job import import_graph
+from service.output_files import write_output
 
 app = typer.Typer()
 
@@ -90,7 +91,7 @@ def strip(
     from ir.onnx.strip import strip_file
 
     stripped = strip_file(model, parameters=tuple(parameters or ()))
-    output.write_bytes(stripped.data)
+    write_output(output, stripped.data)
     if as_json:
         print_json(
             {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from automap.errors import PlanError, printable
+from service.output_files import replace_file
 
 if TYPE_CHECKING:
     from automap.plan import Plan
@@ -26,26 +26,11 @@ def write_plan(plan: Plan, output: Path | None) -> None:
     if output is not None:
         text = json.dumps(plan.to_json(), indent=1) + "\n"
         try:
-            _replace(output.resolve(), text)
+            replace_file(output, text)
         except OSError as fault:
             raise PlanError(
                 f"cannot be written ({fault.strerror})", field="output", value=str(output), repair=_keep(text)
             ) from None
-
-
-def _replace(path: Path, text: str) -> None:
-    """Writes a file whole or not at all, unless it is a pipe or a device."""
-    if path.exists() and not path.is_file():
-        path.write_text(text, "utf-8")
-        return
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_text(text, "utf-8")
-        if path.exists():
-            shutil.copymode(path, part)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _keep(text: str) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from automap.cluster import local_profile
 from service.command.output import say
+from service.output_files import write_output
 
 if TYPE_CHECKING:
     from automap.runtime.profiler.measure_host import Profile
@@ -31,9 +32,11 @@ def measure_host(output: Path | None, *, time_limit_s: float, num_devices: int |
     text = json.dumps(found.cluster.to_json(), indent=1) + "\n"
     target = local_profile()
     target.parent.mkdir(parents=True, exist_ok=True)
-    for path in (target, output) if output is not None else (target,):
-        path.write_text(text, "utf-8")
-        say(f"written to {path}", err=True)
+    write_output(target, text, repair="Make room there, or set AUTOMAP_DATA_DIR to another folder.")
+    say(f"written to {target}", err=True)
+    if output is not None:
+        write_output(output, text)
+        say(f"written to {output}", err=True)
     say(f"measured in {found.time_s:.0f} s; errors on measurements that were left out of the fit:", err=True)
     for name, rows, median, p90 in residuals(found.cluster):
         say(f"  {name:16} {rows:5.0f} measurements, median {median:6.1%}, 90th percentile {p90:6.1%}", err=True)

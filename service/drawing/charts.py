@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from automap.errors import PlanError
-from service.drawing.pictures import PARTS, ROWS, best_so_far, figure_of, plain_numbers, with_plain_texts
+from service.drawing.pictures import PARTS, ROWS, best_so_far, figure_of, plain_numbers
+from service.output_files import write_output
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,13 +54,12 @@ def write(path: Path, title: str, document: Mapping[str, Any], draw: Callable[[]
     """
     kind = path.suffix.lower()
     if kind == ".json":
-        path.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
-    elif kind == ".png":
-        with_plain_texts(draw()).savefig(path, dpi=150)
-    else:
-        from service.drawing.page import page_of, svg
+        write_output(path, json.dumps(document, indent=1) + "\n")
+        return
+    from service.drawing.page import page_of, png, svg
 
-        path.write_text(page_of(title, draw()) if kind == ".html" else svg(draw()), "utf-8")
+    figure = draw()
+    write_output(path, page_of(title, figure) if kind == ".html" else svg(figure) if kind == ".svg" else png(figure))
 
 
 def progress_numbers(result: SearchResult) -> dict[str, Any]:

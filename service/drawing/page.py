@@ -54,6 +54,13 @@ def svg(figure: Figure) -> str:
     return re.sub(r"^.*?(?=<svg)", "", file.getvalue(), flags=re.DOTALL)
 
 
+def png(figure: Figure) -> bytes:
+    """A figure as a PNG file."""
+    file = io.BytesIO()
+    with_plain_texts(figure).savefig(file, format="png", dpi=150)
+    return file.getvalue()
+
+
 def report(plan: Plan) -> str:
     """The page of a plan.
 
