@@ -60,7 +60,7 @@ def export(document: Mapping[str, Any], graph: bytes) -> dict[str, Any]:
 def estimate(document: Mapping[str, Any], graph: bytes) -> dict[str, Any]:
     """Prices a plan, or stated degrees: {request, plan | degrees} → the plan with its estimate."""
     from automap.plan import Plan
-    from service.priced import hand_made_plan, priced_anew
+    from service.priced_plans import hand_made_plan, priced_anew
 
     if document["plan"] is None:
         evaluator = _evaluator(document, graph)
@@ -114,7 +114,7 @@ def draw(document: Mapping[str, Any], graph: bytes) -> dict[str, Any]:
 def _with_timeline(document: Mapping[str, Any], graph: bytes) -> Any:
     """The plan of a task, priced again with its timeline; what its search has recorded stays."""
     from automap.plan import Plan
-    from service.priced import priced_anew
+    from service.priced_plans import priced_anew
 
     plan = Plan.from_json(document["plan"])
     return priced_anew(plan, _evaluator(document, graph, plan), with_timeline=True)

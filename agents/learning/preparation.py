@@ -17,7 +17,7 @@ import numpy as np
 from agents.incumbent import Incumbent
 from agents.learning.problems import generate
 from agents.learning.proposed_skeletons import known_before
-from agents.planners.promising import like_the_best
+from agents.planners.promising_templates import like_the_best
 from agents.planners.template_improvement import improve_templates
 from agents.sampling.expert import Grid, grid_of
 from agents.searcher import Budget

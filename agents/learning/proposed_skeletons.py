@@ -6,8 +6,8 @@ are its *skeleton*. Given a skeleton, elimination finds all signatures together 
 elimination cannot: the mesh, micro-batches, cuts, levels of recomputation and ZeRO stage.
 
 The proposed skeletons take turns with skeletons of other meshes that are promising with the signatures of the best
-plans so far (`agents.planners.promising`). Where memory is scarce, the best mesh is often one whose templates do not
-fit; where templates do not suit the model, it is often one that is good only with other signatures.
+plans so far (`agents.planners.promising_templates`). Where memory is scarce, the best mesh is often one whose templates
+do not fit; where templates do not suit the model, it is often one that is good only with other signatures.
 
 If few numbers divide the devices of a cluster or the batch, the best pipelines are also divided among unlike stages,
 which the network cannot propose (`agents.planners.pipeline_division`).
@@ -28,7 +28,7 @@ from agents.learning.proposals import PROPOSALS, SIDE_BY_SIDE, Proposals, Propos
 from agents.learning.search_tree import SearchTree
 from agents.planners.descents import descend
 from agents.planners.pipeline_division import divide_quickly, is_short
-from agents.planners.promising import FITTING, like_the_best, promising_meshes, split_axes
+from agents.planners.promising_templates import FITTING, like_the_best, promising_meshes, split_axes
 from agents.planners.skeletons import SkeletonSearch
 from agents.planners.submeshes import has_few_pipelines
 from agents.planners.template_improvement import REFINED_LEAST, REFINED_LEAST_S

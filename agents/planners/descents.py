@@ -24,7 +24,7 @@ from agents.planners.neighbouring_skeletons import (
     with_other_zero,
 )
 from agents.planners.pipeline_cuts import cut_anew
-from agents.planners.promising import NEARLY_FITS
+from agents.planners.promising_templates import NEARLY_FITS
 from agents.planners.recompute_less import recompute_less
 from agents.planners.skeletons import SkeletonSearch, by_promise
 from automap.arrays import Ints

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from agents.incumbent import Incumbent
-from agents.planners.promising import promises
+from agents.planners.promising_templates import promises
 from agents.sampling.expert import Grid
 from automap.arrays import Floats, Ints, Mask
 from automap.space.space import PlanSpace, Values

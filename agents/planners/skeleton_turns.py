@@ -14,7 +14,7 @@ import numpy as np
 from agents.incumbent import Incumbent
 from agents.planners.descents import descend
 from agents.planners.linearization import Propose
-from agents.planners.promising import promising_meshes
+from agents.planners.promising_templates import promising_meshes
 from agents.planners.skeletons import Mesh, SkeletonSearch
 from agents.sampling.expert import price_grid
 from agents.searcher import SearchResult, SearchTask

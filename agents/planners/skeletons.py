@@ -25,7 +25,7 @@ from agents.planners.chunk_moves import moved
 from agents.planners.linearization import ROUNDS_TO_FIT, Linearization, Propose, Worth, worth_of
 from agents.planners.neighbouring_skeletons import neighbouring_skeletons, repaired, with_other_shares, with_other_zero
 from agents.planners.pipeline_cuts import cut_anew
-from agents.planners.promising import split_axes
+from agents.planners.promising_templates import split_axes
 from agents.planners.recompute_less import made_to_fit, recompute_less
 from agents.sampling.expert import Grid
 from automap.arrays import Floats

@@ -32,7 +32,7 @@ from agents.incumbent import Incumbent
 from agents.learning.proposals import NETWORK, readable
 from agents.learning.proposed_skeletons import propose_and_solve, solve_further
 from agents.planners.pipeline_division import divide_pipelines
-from agents.planners.promising import like_the_best, promising_meshes
+from agents.planners.promising_templates import like_the_best, promising_meshes
 from agents.planners.recompute_less import lightened_templates
 from agents.planners.template_improvement import improve_templates, refine
 from agents.portfolio.members import Kind, Member, MemberTask, wait

@@ -15,7 +15,7 @@ from automap.targets import ANY
 from service.command.estimation import own_problem, page, read_plan
 from service.jobs.run_job import JobRequest
 from service.output_files import write_output
-from service.priced import priced_anew
+from service.priced_plans import priced_anew
 from service.report import worth
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from automap.errors import ModelError, PlanError, ProblemError
 from automap.plan import MEMORY_CLASSES
 from automap.records import to_json
 from service.jobs.run_job import JobRequest, ModelOptions, build_problem, completed, import_graph
-from service.priced import hand_made_plan, priced_anew
+from service.priced_plans import hand_made_plan, priced_anew
 from service.report import GIB, head, probability, time_parts
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from service.command.options import (
     sync_training,
 )
 from service.command.output import print_json, say, show_plan, write_plan
-from service.command.output_checks import drawable
+from service.command.output_checks import drawable, writable
 from service.jobs.run_job import import_graph, run_job
 
 if TYPE_CHECKING:
@@ -321,7 +321,10 @@ def trial(
     steps: Annotated[int, typer.Option(min=1, help="Steps that are measured, after a warm-up.")] = 10,
     time_limit: Annotated[float, typer.Option(min=1.0, help="Seconds that the whole trial may take.")] = 300.0,
     seed: SeedOption = 0,
-    output: OutputOption = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", callback=writable, help="Where to write the plan with what was measured."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Runs a few steps of a plan on this host, one process a device, and measures them. Exit code 1: it did not run."""

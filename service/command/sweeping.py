@@ -17,7 +17,7 @@ from automap.amounts import in_seconds
 from automap.errors import NothingFits, ProblemError, UserError, one_of
 from service.command.estimation import with_sequence
 from service.jobs.run_job import JobRequest, build_problem, import_graph, run_job
-from service.priced import FIXED, hand_made_plan
+from service.priced_plans import FIXED, hand_made_plan
 from service.report import memory_share
 from service.strategy import strategy
 

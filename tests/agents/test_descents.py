@@ -20,7 +20,7 @@ from agents.planners.neighbouring_skeletons import (
     with_other_virtual_stages,
 )
 from agents.planners.pipeline_cuts import cut_anew
-from agents.planners.promising import like_the_best, promising_meshes
+from agents.planners.promising_templates import like_the_best, promising_meshes
 from agents.planners.skeletons import SkeletonSearch
 from agents.planners.template_improvement import improve_templates
 from agents.sampling.expert import grid_of, price_grid

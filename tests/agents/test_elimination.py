@@ -10,7 +10,7 @@ from agents import Budget, search
 from agents.incumbent import Incumbent
 from agents.planners import elimination
 from agents.planners.elimination import minimum, propose, solve
-from agents.planners.promising import promising_meshes
+from agents.planners.promising_templates import promising_meshes
 from agents.planners.skeletons import SkeletonSearch
 from agents.sampling.expert import grid_of
 from automap.cluster import parse_cluster

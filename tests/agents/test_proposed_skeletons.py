@@ -13,7 +13,7 @@ from agents.learning.proposals import NETWORK, Proposals
 from agents.learning.proposed_skeletons import propose_and_solve, solve_further
 from agents.planners.descents import descend
 from agents.planners.elimination import propose
-from agents.planners.promising import FITTING, promising_meshes, split_axes
+from agents.planners.promising_templates import FITTING, promising_meshes, split_axes
 from agents.planners.skeletons import SkeletonSearch
 from agents.planners.submeshes import has_few_pipelines
 from agents.planners.template_improvement import REFINED_LEAST, improve_templates

@@ -15,7 +15,7 @@ from agents.planners.descents import descend
 from agents.planners.elimination import propose
 from agents.planners.linearization import ROUNDS_TO_FIT, Candidate, leads_on
 from agents.planners.neighbouring_skeletons import with_other_shares
-from agents.planners.promising import promising_meshes
+from agents.planners.promising_templates import promising_meshes
 from agents.planners.skeletons import SkeletonSearch
 from agents.sampling.expert import grid_of
 from automap.cluster import parse_cluster

@@ -19,7 +19,7 @@ from automap.space.space import PlanSpace
 from automap.space.templates import templates
 from automap.verify import verify
 from envs.hybrid import HybridEnv
-from service.priced import hand_made_plan
+from service.priced_plans import hand_made_plan
 
 
 def problem(graph, constraints, cluster="8xA100", batch=16, trainer="generic", **fix) -> Problem:

@@ -21,7 +21,7 @@ from service.command.main import main
 from service.drawing.page import report
 from service.drawing.pictures import COLOURS, MOST_ROWS, MOST_SHAPES, PICTURES, in_flight, pictures_of, short
 from service.drawing.trace import read_action, trace
-from service.priced import hand_made_plan, priced_anew
+from service.priced_plans import hand_made_plan, priced_anew
 from service.report import time_parts
 
 GPT = "gpt:layers=8,hidden=256,heads=4,vocab_size=1024,seq_len=128"

@@ -41,7 +41,7 @@ from automap.runtime.trainer.gradients import (
     sum_gradients,
     tie_groups,
 )
-from automap.runtime.trainer.left_out import Call, order_of_blocks
+from automap.runtime.trainer.left_out_blocks import Call, order_of_blocks
 from automap.runtime.trainer.loss_scaling import LossScale
 from automap.runtime.trainer.losses import IGNORED, CountFunction, LossFunction, classes_last, summed_cross_entropy
 from automap.runtime.trainer.module_tree import LOSS, tied_names, unit_paths
@@ -56,7 +56,7 @@ from automap.runtime.trainer.process_mesh import (
     trained_apart,
 )
 from automap.runtime.trainer.random_numbers import Draws, alike, draw_independently, draws_of
-from automap.runtime.trainer.reached import Reached
+from automap.runtime.trainer.reached_parameters import Reached
 from automap.runtime.trainer.recomputation import recompute, run_again
 from automap.runtime.trainer.roles import Roles
 from automap.runtime.trainer.running_statistics import average_statistics

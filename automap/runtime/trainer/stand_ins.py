@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-from automap.runtime.trainer.left_out import Call
+from automap.runtime.trainer.left_out_blocks import Call
 from automap.runtime.trainer.module_tree import called_parts
 
 

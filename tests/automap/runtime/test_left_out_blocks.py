@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from automap.errors import PlanError
-from automap.runtime.trainer.left_out import order_of_blocks
+from automap.runtime.trainer.left_out_blocks import order_of_blocks
 from automap.runtime.trainer.random_numbers import draws_of
 
 DRAWS = {

@@ -13,7 +13,7 @@ from agents.learning.proposals import NETWORK
 from agents.learning.proposed_skeletons import propose_and_solve
 from agents.planners.descents import descend
 from agents.planners.elimination import propose
-from agents.planners.promising import (
+from agents.planners.promising_templates import (
     NEARLY_FITS,
     TRANSFERRED,
     like_the_best,
