@@ -12,6 +12,7 @@ import contextlib
 import gc
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -130,10 +131,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         package = (fault.name or "").partition(".")[0]
         if package not in EXTRAS:
             raise
-        repair = f"in the folder of AutoMAP, pip install '.[{EXTRAS[package]}]'"
+        repair = f"in the folder of AutoMAP, pip install '.[{_extra_of(package, fault)}]'"
         text = f"this needs {package}, which is not installed: {repair}"
         _complain(text, problem(500, "a package is missing", text), as_json="--json" in words)
         return 1
+
+
+def _extra_of(package: str, fault: ModuleNotFoundError) -> str:
+    """The extra that installs a package of `EXTRAS`, and all else that the module needs which failed to import it."""
+    *_, (frame, _) = traceback.walk_tb(fault.__traceback__)
+    # The DQN needs PyTorch and more; all else that imports PyTorch is content with the trainer's packages.
+    is_learning = package == "torch" and frame.f_globals.get("__name__", "").startswith("agents.")
+    return "learning" if is_learning else EXTRAS[package]
 
 
 def _parsed(words: Sequence[str]) -> int:

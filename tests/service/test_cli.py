@@ -167,6 +167,10 @@ def test_a_missing_package_is_named_with_its_extra(
     example = Path(__file__).parents[2] / "examples" / "gpt2.py"
     assert main(["export-onnx", f"{example}:gpt2", "-o", str(tmp_path / "gpt2.onnx")]) == 1
     assert "needs torch, which is not installed" in (said := capsys.readouterr().err) and "'.[trainer]'" in said
+    for name in [name for name in sys.modules if name.startswith("agents.learning.")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert main(["train-agent", str(tmp_path / "run")]) == 1
+    assert "needs torch, which is not installed" in (said := capsys.readouterr().err) and "'.[learning]'" in said
 
 
 def test_planning_needs_neither_torch_nor_the_service() -> None:
