@@ -455,7 +455,7 @@ def test_a_search_that_has_ended_is_told_in_its_order(
 
     def search(problem: Any, budget: Any, *, on_progress: Any, **rest: Any) -> Any:
         for number in (2, 8, 14, 20):
-            on_progress(told(number))
+            on_progress(replace(told(number), seconds=20.0 * number))
             time.sleep(0.6)
         raise NothingFits("nothing fits", field="cluster", value="8", repair="Take more.")
 
@@ -470,6 +470,8 @@ def test_a_search_that_has_ended_is_told_in_its_order(
     for path in paths:
         places = [float(number) for number in re.findall(r"(?<=[MH])[0-9.]+", path)]
         assert places == sorted(places) and places[0] < places[-1], path
+    texts = page.locator("svg.chart text").all_text_contents()
+    assert {"0 s", "100 s", "200 s", "300 s", "400 s"} <= set(texts)
     # Who cannot see the page does not hear that it waits, and that it runs.
     assert page.evaluate("heard") == []
     # A search that found nothing has no picture: its axes would have no plan to show.

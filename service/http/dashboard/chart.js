@@ -75,7 +75,7 @@ export function chart(course) {
     const label = svg("text", { x: LEFT - 6, y: y(step) + 4, "text-anchor": "end" });
     label.textContent = seconds(step);
     const at = svg("text", { x: x((until * i) / 4), y: HEIGHT - 12, "text-anchor": i === 4 ? "end" : "middle" });
-    at.textContent = `${((until * i) / 4).toPrecision(2)} s`;
+    at.textContent = i ? seconds((until * i) / 4) : "0 s";
     picture.append(label, at);
   }
   picture.append(svg("line", { class: "bound", x1: LEFT, x2: WIDTH - RIGHT, y1: y(bound), y2: y(bound) }));
