@@ -16,7 +16,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from automap.documents import read_file
-from automap.errors import ModelError, ProblemError, one_of
+from automap.errors import ModelError, ProblemError
 from service.command.output_checks import writable
 from service.jobs.run_job import JobRequest, ModelOptions
 from service.jobs.trial_options import Trials
@@ -271,7 +271,7 @@ def read_model(
         if not name:
             from ir import zoo
 
-            raise ModelError("no name after zoo:", field="model", value=model, repair=one_of(zoo.names(), name))
+            zoo.check_known(name)  # raises, and says which names there are
         data, options = b"", replace(options, zoo=name)
     elif model.startswith("hf:"):
         from service.loading import export_source
