@@ -28,6 +28,10 @@ DTYPE_BYTES: Mapping[str, float] = {
 }  # fmt: skip
 """Bytes of one element by dtype."""
 
+AS_ARGUMENT = ".argument"
+"""Behind the name of an input that a parameter or a buffer of the module has as well: that of the other is its path. No
+argument of Python has a dot in its name, so that `Tensor.argument` finds it."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Amount:
@@ -81,6 +85,11 @@ class Tensor:
     def is_float(self) -> bool:
         """Whether the tensor can carry a gradient."""
         return self.dtype.startswith(("float", "bfloat"))
+
+    @property
+    def argument(self) -> str:
+        """Name of the argument of the network's code that an input is."""
+        return self.name.removesuffix(AS_ARGUMENT)
 
     def shape_at(self, num_samples: int) -> tuple[int, ...]:
         """Sizes of the dims for `num_samples` samples."""
@@ -228,6 +237,26 @@ class Graph:
     def producer(self) -> Mapping[str, int]:
         """Index of the operator that writes each tensor; inputs and parameters are not listed."""
         return {name: i for i, op in enumerate(self.operators) for name in op.outputs}
+
+    @cached_property
+    def data_inputs(self) -> tuple[Tensor, ...]:
+        """The inputs of the network among those of a graph with a loss: all but the labels."""
+        labels = set(self.operators[-1].inputs[1:])
+        return tuple(t for t in self.tensors.values() if t.role == "input" and t.name not in labels)
+
+    def place(self, op: Operator) -> str:
+        """An operator in words for users: its kind and its module, or the next module that reads its results."""
+        if op.scope:
+            return f"{op.kind} in module {op.scope}"
+        seen, ahead = set[int](), [op]
+        while ahead:
+            made = ahead.pop(0).outputs
+            numbers = {number for name in made for number in self.consumers[name]} - seen
+            seen |= numbers
+            ahead += [self.operators[number] for number in sorted(numbers)]
+            if scope := next((other.scope for other in ahead if other.scope), ""):
+                return f"{op.kind} before module {scope}"
+        return f"{op.kind} {op.name}"
 
     def maker(self, name: str) -> Operator | None:
         """The operator that writes a tensor; None for inputs, parameters and stored constants."""

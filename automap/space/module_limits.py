@@ -37,16 +37,19 @@ def finer_than_modules(space: PlanSpace, column: Ints, grain: str) -> str:
     graph = space.problem.graph
     chosen = dict(chosen_signatures(space, column))
     layers = layers_of(graph, grain)
-    for name, (op, signature) in chosen.items():
+    for op, signature in chosen.values():
         if grain == "linear" and splits_norm(graph, op, signature):
-            return f"{name} is in no linear layer or embedding, and its weights would be split"
+            return f"{graph.place(op)} is in no linear layer or embedding, and its weights would be split"
         if not can_run(graph, op, signature, layers):
-            return f"{name} is in no linear layer, embedding or norm, and would exchange or sum up data of ranks"
+            what = "is in no linear layer, embedding or norm, and would exchange or sum up data of ranks"
+            return f"{graph.place(op)} {what}"
     for name in graph.tensors:
         if not agrees(graph, name, chosen, layers, grain):
+            maker = graph.maker(name)
+            made = f"the result of {graph.place(maker)}" if maker is not None else name
             if _is_constant(graph, name):
-                return f"code between layers would read a part of {name}, which it makes as a whole on every rank"
-            return f"code between layers would read {name} in several ways"
+                return f"code between layers would read a part of {made}, which it makes as a whole on every rank"
+            return f"code between layers would read {made} in several ways"
     return ""
 
 

@@ -63,6 +63,7 @@ def _check_fixed(problem: Problem, target: Target, evaluator: Evaluator) -> None
     Raises:
         ProblemError: such a hint, with what is possible.
     """
+    _check_zero(problem, target, evaluator)
     fixed = {name: getattr(problem.hints.fix, name) for name in ("tp", "pp")}
     free = replace(problem, hints=replace(problem.hints, fix=replace(problem.hints.fix, tp=None, pp=None)))
     whole = PlanSpace(free, evaluator)
@@ -75,7 +76,7 @@ def _check_fixed(problem: Problem, target: Target, evaluator: Evaluator) -> None
                 f"the target {target.name} has no plan of this model with this degree",
                 field=f"hints.fix.{name}",
                 value=value,
-                repair=f"Use {', '.join(map(str, legal))}, or another target{_why_not(whole, target, name)}.",
+                repair=f"Use {', '.join(map(str, legal))}, or another target{_why_not(whole, target, name, value)}.",
             )
     stated = [name for name, value in asdict(problem.hints.fix).items() if value is not None]
     for names in (*([name] for name in stated), stated):
@@ -86,8 +87,40 @@ def _check_fixed(problem: Problem, target: Target, evaluator: Evaluator) -> None
                 f"the target {target.name} has no plan of this model with this, and has some without it",
                 field=f"hints.fix.{names[0]}" if len(names) == 1 else "hints.fix",
                 value=values[0] if len(names) == 1 else dict(zip(names, values, strict=True)),
-                repair=f"Leave it out, or use another target; {target.name} splits {', '.join(target.parallel)}.",
+                repair=f"Leave it out, or use another target; {_together(problem, target)}.",
             )
+
+
+def _together(problem: Problem, target: Target) -> str:
+    """What a target splits; of two degrees that are fixed and do not go together, that they do not."""
+    sides = {"pp": "pipeline", "tp": "tensor", "cp": "context", "ep": "expert"}
+    split = {sides[name] for name in sides if (getattr(problem.hints.fix, name) or 1) > 1}
+    apart = [f"{one} and {other}" for one, other in target.apart if {one, other} <= split]
+    parallel = ", ".join(target.parallel)
+    return f"{target.name} does not split {apart[0]} together" if apart else f"{target.name} splits {parallel}"
+
+
+def _check_zero(problem: Problem, target: Target, evaluator: Evaluator) -> None:
+    """Checks a fixed ZeRO stage: which ones a target has depends on what else is split.
+
+    Raises:
+        ProblemError: the target has plans with other stages, and none with this one.
+    """
+    stage, others = problem.hints.fix.zero, {*target.zero, *target.zero_with_others, *target.zero_in_pipelines}
+    legal = []
+    for other in sorted(others - {stage}) if stage is not None else ():
+        near = replace(problem, hints=replace(problem.hints, fix=replace(problem.hints.fix, zero=other)))
+        with contextlib.suppress(ProblemError):
+            legal += [other] if _has_plans(near, target, evaluator) else []
+    if legal:
+        beside, pipelines = (", ".join(map(str, some)) for some in (target.zero_with_others, target.zero_in_pipelines))
+        raise ProblemError(
+            f"the target {target.name} has no plan of this model with this ZeRO stage beside the other degrees",
+            field="hints.fix.zero",
+            value=stage,
+            repair=f"Use {', '.join(map(str, legal))}, or split the batch alone: beside split weights or sequences, "
+            f"{target.name} has ZeRO {beside}" + (f", and in pipelines {pipelines}." if pipelines else "."),
+        )
 
 
 def _other_batch(problem: Problem, target: Target) -> str:
@@ -104,9 +137,15 @@ def _other_batch(problem: Problem, target: Target) -> str:
     return "Use another target"
 
 
-def _why_not(space: PlanSpace, target: Target, name: str) -> str:
+def _why_not(space: PlanSpace, target: Target, name: str, value: int) -> str:
     """Text at the end of a repair: the reason why a target has no plan with a degree."""
-    found = _why_whole(space, target) if name == "tp" and target.patterned else ""
+    found = ""
+    if name == "tp" and target.patterned and "tensor" in target.parallel:
+        found = _why_whole(space, target)
+        if not found and not target.tensor_alone and all(s.replicas == 1 for s in space.shapes if s.tp == value):
+            found = f"it splits weights beside replicas alone, for which tp {value} leaves no devices"
+    elif name == "pp" and "pipeline" in target.parallel:
+        found = _why_uncut(space, target)
     return f": {found}" if found else f"; {target.name} splits {', '.join(target.parallel)}"
 
 
@@ -218,15 +257,8 @@ def _windows(space: PlanSpace, target: Target) -> dict[int, tuple[tuple[int, int
     spans = layer_spans(graph, blocks) or tuple(range(number, number + 1) for number in range(len(types)))
     numbers = [number for span in spans for number in span]
     constrained = Constrained(space.problem, space.evaluator, WHOLE)
-    kinds = {types[number] for number in numbers}
     found: dict[int, tuple[tuple[int, int], ...]] = {}
-    # A configuration counts the layers of a single stack, and not those of an encoder and a decoder.
-    several = len(kinds) > 1 and target.transformers and not is_one_stack(graph, blocks)
-    if several or (target.stages_of_modules and num_layer_kinds(space) > 1):
-        return found
-    if hands_on_one(target) and blocks.carried:
-        return found
-    if target.grain != "operators" and not cuts_between_modules(graph, blocks.units):
+    if _why_uncut(space, target):
         return found
     stops = [number for number in range(len(types)) if not target.stages_of_modules or _has_module(space, number)]
     # A first layer of several units is not cut.
@@ -239,6 +271,22 @@ def _windows(space: PlanSpace, target: Target) -> dict[int, tuple[tuple[int, int
         if all(low <= high for low, high in zip(lows, highs, strict=True)):
             found[count] = (*zip(lows, highs, strict=True), rows[-1])
     return found
+
+
+def _why_uncut(space: PlanSpace, target: Target) -> str:
+    """The reason why a target with pipelines cuts a model nowhere; empty if it does."""
+    graph, blocks = space.problem.graph, space.linkage.blocks
+    spans = layer_spans(graph, blocks)
+    kinds = {blocks.units[number].type for span in spans for number in span}
+    # A configuration counts the layers of a single stack, and not those of an encoder and a decoder.
+    several = len(kinds) > 1 and target.transformers and not is_one_stack(graph, blocks)
+    if several or (target.stages_of_modules and num_layer_kinds(space) > 1):
+        return "its pipelines have layers of one kind, and the model has several, as an encoder and a decoder are"
+    if hands_on_one(target) and blocks.carried:
+        return "its stages hand on one tensor, and several cross wherever the model can be cut"
+    if target.grain != "operators" and not cuts_between_modules(graph, blocks.units):
+        return "its stages consist of whole modules, and some module is called in several layers of the model"
+    return ""
 
 
 def _has_module(space: PlanSpace, number: int) -> bool:

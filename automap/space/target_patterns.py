@@ -110,20 +110,22 @@ def patterns(space: PlanSpace, target: Target, along: bool) -> Iterator[Pattern]
 
 def _unsplit(space: PlanSpace, target: Target, column: Ints, along: bool) -> str:
     """The reason why a target cannot split weights by a column of signatures; empty if it can."""
-    if not _norms_fit(space, column, along=along):
-        return f"ranks cannot {'split the sequence of all norms' if along else 'have all norms whole'}"
+    if fault := _unfit_norm(space, column, along=along):
+        return fault
     if target.vocabulary_multiple > 1 and not _splits_head(space, column):
         return "the product with the vocabulary cannot be split"
     return "" if target.grain == "operators" else finer_than_modules(space, column, target.grain)
 
 
-def _norms_fit(space: PlanSpace, column: Ints, *, along: bool) -> bool:
-    """Whether a column of signatures splits the positions of all normalisations of the layers, or leaves them whole.
+def _unfit_norm(space: PlanSpace, column: Ints, *, along: bool) -> str:
+    """The reason why a column of signatures does not split the positions of all normalisations of the layers, or does
+    not leave them whole; empty if it does.
 
     Args:
         along: whether positions must be split.
     """
-    tables, tensors = space.evaluator.tables, space.problem.graph.tensors
+    tables, graph = space.evaluator.tables, space.problem.graph
+    tensors = graph.tensors
     for row in np.flatnonzero(_layer_rows(space)).tolist():
         unit_type = int(tables.type_of[row])
         offset = row - int(tables.spans[unit_type])
@@ -133,8 +135,10 @@ def _norms_fit(space: PlanSpace, column: Ints, *, along: bool) -> bool:
             placement = space.linkage.types[unit_type].signatures[offset][column[row]].outputs[0]
             is_along = 0 <= placement < len(made.shape) - 1 and placement != made.batch_dim
             if not (is_along if along else placement == BROADCAST):
-                return False
-    return True
+                sizes = [size for dim, size in enumerate(made.shape[:-1]) if dim != made.batch_dim]
+                what = f"share the {' x '.join(map(str, sizes))} positions" if along else "each have the whole result"
+                return f"ranks cannot {what} of {graph.place(op)}"
+    return ""
 
 
 def _is_split(space: PlanSpace, column: Ints, first: Ints) -> bool:

@@ -25,7 +25,11 @@ def plan_of(model: str, target: str, **fix: Any) -> Plan:
     ("model", "target", "said"),
     [
         (EXPERTS, "pytorch", "tensor parallelism: the model has experts"),
-        (EXPERTS, "automap", "experts/automap.GroupedMatMul#0 is in no linear layer, embedding or norm, and would"),
+        (
+            EXPERTS,
+            "automap",
+            "automap.GroupedMatMul in module layers.0.mlp.experts is in no linear layer, embedding or norm, and would",
+        ),
         (f"gpt:{SIZES}", "automap", None),
         (f"gpt:{SIZES}", "any", None),
         ("vgg:convolutions=1,width=8,ffn=16,image_size=8", "automap", None),

@@ -200,7 +200,17 @@ def test_what_is_finer_than_modules_is_found_by_the_verifier() -> None:
         (
             {"target": "torchtitan"},
             {"fix": {"zero": 0, "tp": 2, "pp": 1}},
-            ("hints.fix.tp", "torchtitan splits data"),
+            ("hints.fix.zero", "Use 2, 3, or split the batch alone"),
+        ),
+        (
+            {"target": "accelerate"},
+            {"fix": {"tp": 8}},
+            ("hints.fix.tp", "beside replicas alone, for which tp 8 leaves"),
+        ),
+        (
+            {"target": "deepspeed"},
+            {"fix": {"tp": 2, "pp": 2}},
+            ("hints.fix.tp", "not split pipeline and tensor together"),
         ),
         ({"target": "automap"}, {"fix": {"cp": 2}}, ("hints.fix.cp", "Leave it out, or use another target")),
         ({"target": "automap"}, {"fix": {"cp": 2, "zero": 3}}, ("hints.fix.cp", "automap splits data")),
