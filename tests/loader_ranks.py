@@ -4,6 +4,7 @@ import functools
 import importlib.util
 import os
 import random
+import sys
 import traceback
 from pathlib import Path
 
@@ -68,12 +69,18 @@ def losses_of_one(case=""):
     return found
 
 
-def train(folder):
-    """[steps] losses by the plan in a folder, whose own loader is used."""
-    spec = importlib.util.spec_from_file_location("plan_loader", folder / "plan_loader.py")
+def loader_of(folder):
+    """The loader in a folder, which finds the file beside it by its name."""
+    sys.path.insert(0, str(folder))
+    spec = importlib.util.spec_from_file_location("plan_loader", Path(folder) / "plan_loader.py")
     loader = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loader)
-    training = loader.Training(network(folder.name), loss_of)
+    return loader
+
+
+def train(folder):
+    """[steps] losses by the plan in a folder, whose own loader is used."""
+    training = loader_of(folder).Training(network(folder.name), loss_of)
     optimizer = torch.optim.SGD(training.parameters(), lr=1.0)
     mine = [some.chunk(training.replicas)[training.replica] for some in batch()]
     found = []
@@ -100,9 +107,7 @@ def literal(gpt):
 def refusals(folder, small):
     """The errors by the plan in a folder, which splits weights: data, code and modules that do not fit it. The last one
     is of a plan for fewer processes, in another folder."""
-    spec = importlib.util.spec_from_file_location("plan_loader", Path(folder) / "plan_loader.py")
-    loader = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loader)
+    loader = loader_of(folder)
     other = build()
     if dist.get_rank():
         other.h[1].attn.c_proj.bias = None
@@ -131,10 +136,7 @@ def numbers(folder):
     for plan in sorted(Path(folder).iterdir()):
         np.random.seed(0)
         random.seed(0)
-        spec = importlib.util.spec_from_file_location("plan_loader", plan / "plan_loader.py")
-        loader = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(loader)
-        loader.Training(build(), loss_of, plan)
+        loader_of(plan).Training(build(), loss_of, plan)
         found[plan.name] = [torch.rand(8).tolist(), np.random.rand(8).tolist(), [random.random() for _ in range(8)]]
     return found
 

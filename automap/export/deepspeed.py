@@ -1,8 +1,8 @@
 """DeepSpeed: the JSON file that `deepspeed.initialize(config=…)` reads (deepspeed/runtime/config.py).
 
 DeepSpeed's pipelines are made in code and not in JSON. So for a plan with a pipeline, the JSON gets a section
-`pipeline`, which DeepSpeed ignores, and the export gets two more files: `deepspeed_pipeline.py`, which makes a
-`PipelineModule` from this section, and the loader that it needs.
+`pipeline`, which DeepSpeed ignores, and the export gets further files: `deepspeed_pipeline.py`, which makes a
+`PipelineModule` from this section, and those that it needs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from automap.export import module_paths, training_arguments
 from automap.export.configuration import Export, Note, Run
-from automap.export.pytorch import LOADER
+from automap.export.pytorch import LOADER, STAGES, inputs_of
 
 PIPELINE = "deepspeed_pipeline.py"
 MAX_NORM = 1.0
@@ -44,7 +44,7 @@ def write(run: Run) -> Export:
     if degrees.pipeline > 1:
         document["pipeline"] = _pipeline(run)
         package = resources.files("automap").joinpath("export")
-        files = {name: package.joinpath(name).read_text("utf-8") for name in (PIPELINE, LOADER)}
+        files = {name: package.joinpath(name).read_text("utf-8") for name in (PIPELINE, LOADER, STAGES)}
         recipe = "from deepspeed_pipeline import pipeline"
     else:
         again = run.recompute == "full"
@@ -67,6 +67,7 @@ def _pipeline(run: Run) -> dict[str, Any]:
     """
     return {
         "stages": run.degrees.pipeline,
+        "inputs": inputs_of(run),
         "modules": [list(paths) for paths in module_paths.stage_paths(run)],
         "layers": list(module_paths.layer_paths(run)),
         "recompute": list(module_paths.recomputed_paths(run)),
@@ -79,7 +80,7 @@ def _notes(run: Run) -> Iterator[Note]:
         what = "which products are split by columns and which by rows is AutoTP's to find, from the model's class"
         yield Note(about="tensor parallelism", kept="left to you", text=what)
     if run.degrees.pipeline > 1:
-        what = f"{PIPELINE} makes them; the forward above the layers is plain code, which torch.fx can trace"
+        what = f"{PIPELINE} makes them; the forward above the layers asks for no values of tensors"
         yield Note(about="stages", kept="left to you", text=what)
     elif run.recompute == "full":
         what = (

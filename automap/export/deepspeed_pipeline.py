@@ -4,7 +4,7 @@ module = pipeline(model, loss)  # every process builds the same model; loss(outp
 engine, *_ = deepspeed.initialize(model=module, optimizer=…, config="deepspeed.json")
 loss = engine.train_batch(pairs)  # an iterator over (inputs, labels), a micro-batch of this replica each
 
-It needs torch, deepspeed and plan_loader.py beside it, which cuts the model.
+It needs torch, deepspeed, and plan_loader.py and plan_stages.py beside it.
 """
 
 import json
@@ -13,8 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from deepspeed.accelerator import get_accelerator
 from deepspeed.pipe import PipelineModule, TiedLayerSpec
-from plan_loader import check_recomputed, cut, parameter_names, shared_names
+from plan_loader import check_recomputed, parameter_names, shared_names
+from plan_stages import cut
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -29,7 +32,12 @@ class Stage(nn.Module):
     def forward(self, given: Tensor | tuple[Tensor, ...]) -> Any:
         """What the next stage takes."""
         inputs = given if isinstance(given, tuple) else (given,)
-        return self.inner(*inputs, *[None] * self.missing)
+        found = self.inner(*inputs, *[None] * self.missing)
+        for each in found if isinstance(found, tuple) and torch.is_grad_enabled() else ():
+            # DeepSpeed sends gradients of all floats that cross, also of the positions of rotary embeddings.
+            if each.is_floating_point() and not each.requires_grad:
+                each.requires_grad_()
+        return found
 
 
 def pipeline(
@@ -47,22 +55,28 @@ def pipeline(
         raise ValueError(f"the model has no module {missing[0]} of deepspeed.json; give the model of the plan")
     check_recomputed(known, plan["recompute"])
     tied = shared_names(model)
-    parts, names = cut(model, plan["modules"])
+    device = torch.device(get_accelerator().current_device_name())
+    parts, loss = cut(model, plan["modules"], plan["inputs"], device, loss)
+    names = {f"input_{number}": given["name"] for number, given in enumerate(plan["inputs"])}
     for path in plan["recompute"]:
         known[path].forward = partial(checkpoint, known[path].forward, use_reentrant=False)
     for part in parts[1:]:
         used = [node.target for node in part.graph.nodes if node.op == "placeholder" and node.users]
-        late = [name for name in used if name in names]
+        late = [names[name] for name in used if name in names]
         if late:
             raise ValueError(f"DeepSpeed hands the input {late[0]} to the first stage alone, and a later one reads it")
     stages = [Stage(part, len(names) if number else 0) for number, part in enumerate(parts)]
-    made = PipelineModule(layers=specs(stages, tied), num_stages=len(stages), loss_fn=loss, partition_method="uniform")
+    layers = specs(stages, tied)
+    made = PipelineModule(layers=layers, num_stages=len(stages), loss_fn=loss, partition_method="uniform")
     for key, comm in made.tied_comms.items():
         module = made.tied_modules[key]
         shared = {id(module.get_parameter(name)) for name in comm["weight_attr"]}
         for parameter in module.parameters():
             # DeepSpeed takes all parameters of the stage for replicated, and leaves them out of the gradient's norm.
             parameter.ds_pipe_replicated &= id(parameter) in shared
+    for parameter in made.parameters():
+        # Of other parameters, DeepSpeed counts those of the first stage alone in the gradient's norm.
+        parameter.model_parallel = not getattr(parameter, "ds_pipe_replicated", False)
     return made
 
 

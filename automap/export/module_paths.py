@@ -123,18 +123,21 @@ def _around(scope: str) -> Iterator[str]:
 def stage_paths(run: Run) -> tuple[tuple[str, ...], ...]:
     """[stages] the modules of each, none inside another of its stage.
 
+    Modules around layers are in no stage: their own code runs where the tensors are that it reads.
+
     Raises:
         PlanError: operators are in no module, or a module is in two stages.
     """
     graph, units = run.problem.graph, run.evaluator.blocks.units
     layers = dict.fromkeys(layer_paths(run))
+    around = {other for path in layers for other in _around(path) if other != path}
     found, home = [], dict[str, int]()
     for number, chunk in enumerate(run.lowered.chunks):
         paths: dict[str, None] = {}
         for segment in chunk:
             unit = units[segment.unit]
             whole = _common(graph, unit.start, unit.stop)
-            inside = [op.scope for op in graph.operators[unit.start : unit.stop] if op.scope]
+            inside = [op.scope for op in graph.operators[unit.start : unit.stop] if op.scope and op.scope not in around]
             paths |= dict.fromkeys([whole] if whole in layers else inside)
         kept = [path for path in paths if not any(path.startswith(f"{other}.") for other in paths)]
         for path in kept:

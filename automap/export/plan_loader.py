@@ -7,6 +7,7 @@ optimizer.step()
 optimizer.zero_grad()
 """
 
+import inspect
 import json
 import linecache
 import random
@@ -21,7 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage
@@ -62,7 +63,12 @@ class Training:
         self.pipe, here, number = mesh["pipe"].get_group(), mesh["pipe"].get_local_rank(), len(self.plan["stages"])
         tied = shared_names(model)
         self.reached = Reached(model, self.device)
-        every, self.names = cut(model, self.plan["stages"]) if number > 1 else ([model], [])
+        every = [model]
+        if number > 1:  # the file is written for pipelines alone
+            given = model, self.plan["stages"], self.plan["inputs"], self.device, loss
+            every, loss = import_module("plan_stages").cut(*given)
+        inputs = [given["name"] for given in self.plan["inputs"]]
+        self.names = inputs if set(inputs) <= set(inspect.signature(model.forward).parameters) else []
         mine = list(range(here, number, mesh["pipe"].size()))
         self.tied = []
         for names in tied:
@@ -137,10 +143,11 @@ class Training:
         """Forward and backward passes of all micro-batches; returns the loss of the global batch.
 
         Args:
-            data: inputs of the model in its order, then the labels: the samples of this replica.
+            data: inputs of the model in the order of pytorch.json, then the labels: the samples of this replica.
 
         Raises:
-            ValueError: there are fewer or more samples; the losses of replicas would not weigh alike.
+            ValueError: there are fewer or more samples, so that the losses of replicas would not weigh alike, or an
+                input of a pipeline has another shape than in the plan.
         """
         for number, some in enumerate(data):
             if len(some) != self.samples:
@@ -150,6 +157,8 @@ class Training:
                 repair = "Leave a smaller last batch out: DataLoader(..., drop_last=True)."
                 raise ValueError(f"{name}: {len(some)} samples, where {where}. {repair}")
         *inputs, labels = (some.to(self.device) for some in data)
+        if self.schedule is not None:
+            self._check_inputs(inputs)
         with loss_parallel() if self.plan["loss_parallel"] else nullcontext():
             losses = self._run(inputs, labels)
         for names, peers in self.tied:
@@ -160,12 +169,21 @@ class Training:
         self.reached.forget(total[2:].tolist())
         return float(total[0] / total[1])
 
+    def _check_inputs(self, inputs: Sequence[Tensor]) -> None:
+        """Refuses inputs of a pipeline for which its stages were not made."""
+        found = [list(some.shape[1:]) for some in inputs]
+        wanted = {given["name"]: given["shape"][1:] for given in self.plan["inputs"]}
+        if found != list(wanted.values()):
+            repair = "Give inputs of these shapes, or search with a model that was exported with yours."
+            raise ValueError(f"the stages are made for samples with the shapes {wanted}, and got {found}. {repair}")
+
     def _run(self, inputs: Sequence[Tensor], labels: Tensor) -> list[Tensor]:
         """The losses of the micro-batches, on the last stage."""
         losses, number = list[Tensor](), self.plan["num_micro_batches"]
         if self.schedule is not None:
             target = {"target": labels, "losses": losses} if self.is_last else {}
-            self.schedule.step(**dict(zip(self.names, inputs, strict=False)), **target, return_outputs=False)
+            given = {f"input_{number}": some for number, some in enumerate(inputs)}
+            self.schedule.step(**given, **target, return_outputs=False)
             return losses
         (stage,) = self.stages
         pieces = zip(*(some.chunk(number) for some in (*inputs, labels)), strict=True)
@@ -175,7 +193,8 @@ class Training:
             stage.set_requires_gradient_sync(count == number or self.plan["zero"] > 1)
             stage.set_requires_all_reduce(count == number)
             stage.set_reshard_after_backward(count == number or self.plan["zero"] == 3)
-            losses.append(self.loss(stage(*some), those))
+            named = dict(zip(self.names, some, strict=True)) if len(some) == len(self.names) else {}
+            losses.append(self.loss(stage(**named) if named else stage(*some), those))
             (losses[-1] / number).backward()
         return losses
 
@@ -284,69 +303,6 @@ def through(layers: Sequence[nn.Module], tree: Any, *, is_trained: bool) -> Any:
             x = x + state._post_forward(layer, None, zero.clone()).to(x.dtype)
         leaves[place] = x
     return tree_unflatten(leaves, structure)
-
-
-def cut(model: nn.Module, paths: Sequence[Sequence[str]]) -> tuple[list[nn.Module], list[str]]:
-    """The stages of a model, by the modules of each, and the names of the model's inputs.
-
-    The forward above these modules must be plain code, which torch.fx can trace. A stage takes the tensors that the
-    stage before hands on, and every input of the model by name; positions and masks are computed in each stage.
-    """
-    home = {path: number for number, inside in enumerate(paths) for path in inside}
-
-    def owner(path: str) -> str:
-        """The path in `paths` that a module has or is below; empty without one."""
-        while path and path not in home:
-            path = path.rpartition(".")[0]
-        return path
-
-    class Tracer(fx.Tracer):
-        def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-            return owner(module_qualified_name) in home or super().is_leaf_module(m, module_qualified_name)
-
-    try:
-        graph = Tracer().trace(model)
-    except Exception as fault:
-        what = "the forward above the layers cannot be traced, and so not cut into stages"
-        raise ValueError(f"{what}: {fault}. Write it as plain code, or search with hints.fix.pp 1") from fault
-    place: dict[fx.Node, int] = {}  # of what depends on a module of a stage
-    for node in graph.nodes:
-        before = [place[n] for n in node.all_input_nodes if n in place]
-        if node.op == "call_module" and owner(node.target) in home:
-            before.append(home[owner(node.target)])
-        if before:
-            place[node] = max(before)
-    given = [node for node in graph.nodes if node.op == "placeholder"]
-    bounds = [[n for n in place if place[n] < k and any(place[u] >= k for u in n.users)] for k in range(len(paths))]
-    stages = [stage_of(graph, place, number, bounds) for number in range(len(paths))]
-    return [fx.GraphModule(model, stage) for stage in stages], [str(node.target) for node in given]
-
-
-def handed_on(x: Tensor) -> Tensor:
-    """A tensor that crosses between stages. It and its gradient are made contiguous: torch sends no other tensors."""
-    found = x.contiguous()
-    if found.requires_grad:
-        found.register_hook(Tensor.contiguous)  # type: ignore[no-untyped-call]
-    return found
-
-
-def stage_of(graph: fx.Graph, place: dict[fx.Node, int], number: int, bounds: list[list[fx.Node]]) -> fx.Graph:
-    """The program of one stage; `bounds` are the tensors that cross into each stage."""
-    mine = {node for node, stage in place.items() if stage == number}
-    for node in reversed(graph.nodes):
-        mine |= {n for n in node.all_input_nodes if n not in place} if node in mine else set()
-    found = fx.Graph()
-    given = [found.placeholder(f"crossing_{count}") for count, _ in enumerate(bounds[number])]
-    made = {n: found.call_function(handed_on, (some,)) for n, some in zip(bounds[number], given, strict=True)}
-    for node in graph.nodes:
-        if node.op == "placeholder" or (node in mine and node.op != "output"):
-            made[node] = found.node_copy(node, made.__getitem__)
-    if number + 1 == len(bounds):
-        found.output(fx.map_arg(graph.output_node().args[0], made.__getitem__))
-    else:
-        ends = tuple(found.call_function(handed_on, (made[node],)) for node in bounds[number + 1])
-        found.output(ends if len(ends) > 1 else ends[0])
-    return found
 
 
 def seed_all(seed: int) -> None:

@@ -17,7 +17,7 @@ from automap.export import module_paths
 from automap.export.configuration import Export, Note, Run
 from automap.schedule import write_order
 
-LOADER = "plan_loader.py"
+LOADER, STAGES = "plan_loader.py", "plan_stages.py"
 SCHEMA = "automap.pytorch/1"
 
 
@@ -31,7 +31,9 @@ def write(run: Run) -> Export:
     files = {"pytorch.json": json.dumps(_document(run), indent=1) + "\n"}
     if is_piped:
         files["schedule.csv"] = "".join(",".join(row) + "\n" for row in _order(run))
-    files[LOADER] = resources.files("automap").joinpath("export", LOADER).read_text("utf-8")
+    package = resources.files("automap").joinpath("export")
+    names = (LOADER, STAGES) if is_piped else (LOADER,)
+    files |= {name: package.joinpath(name).read_text("utf-8") for name in names}
     return Export(
         target=run.target.name,
         version=run.target.version,
@@ -57,6 +59,7 @@ def _document(run: Run) -> dict[str, Any]:
         "schema": SCHEMA,
         "about": f"Written by AutoMAP for {run.target.version}: model {run.plan.model.name}, {run.devices} devices.",
         "mesh": {"dim_names": names, "shape": shape},
+        "inputs": inputs_of(run),
         "global_batch": run.problem.training.global_batch,
         "micro_batch": degrees.micro_batch,
         "num_micro_batches": degrees.accumulation_steps,
@@ -69,6 +72,13 @@ def _document(run: Run) -> dict[str, Any]:
         "schedule": run.plan.schedule.kind,
         "stages": [list(paths) for paths in module_paths.stage_paths(run)] if degrees.pipeline > 1 else [[]],
     }
+
+
+def inputs_of(run: Run) -> list[dict[str, Any]]:
+    """Name, shape and dtype of each input of the model, for one micro-batch of a replica."""
+    found = run.problem.graph.data_inputs
+    samples = run.degrees.micro_batch
+    return [{"name": x.argument, "shape": list(x.shape_at(samples)), "dtype": x.dtype} for x in found]
 
 
 def _mesh(run: Run) -> tuple[list[str], list[int]]:
@@ -115,7 +125,7 @@ def _notes(run: Run) -> Iterator[Note]:
         what = "code inside of split layers counts heads by -1 or by their size: a rank has only some of them"
         yield Note(about="split attention", kept="left to you", text=what)
     if degrees.pipeline > 1:
-        what = "the forward above the layers is plain code, which torch.fx can trace"
+        what = "the forward above the layers asks for no values of tensors, and gets inputs of the shapes of the plan"
         yield Note(about="stages", kept="left to you", text=what)
     what = "the model, the data, the optimizer, and a loss that is a mean over samples of equal weight"
     yield Note(about="model", kept="left to you", text=what)

@@ -32,6 +32,7 @@ from automap.runtime.transformers_models import (
     with_mask,
 )
 from ir.build import MAX_VALUE_ELEMENTS
+from ir.graph import AS_ARGUMENT
 from ir.onnx.load import load_model
 from ir.onnx.readers.nodes import FROZEN_KEY, QUANTISED_KEY, UNREAD_KEY
 from ir.repairs import TWO_SAMPLES
@@ -62,10 +63,6 @@ _LATER_RULES = (
 )  # fmt: skip
 """Rewrites of onnxscript that remove what exporters add. Its whole optimiser has one more, slices of one tensor to a
 split, which compares every operator with every other: 36 of 75 s for a Llama of 24 layers."""
-
-AS_ARGUMENT = ".argument"
-"""Behind the name of an input that a parameter or a buffer of the module has as well: that of the other is its path. No
-argument of Python has a dot in its name, so that `automap.runtime.trainer.training_graph.input_names` finds it."""
 
 
 def export_onnx(build: Build, path: Path | None = None, *, opset: int = 20, name: str = "") -> bytes:

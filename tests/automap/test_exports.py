@@ -347,7 +347,7 @@ def check_deepspeed(plan: Plan, problem: Problem, files: Mapping[str, str]) -> N
         check_training_arguments(plan, files)
         assert json.loads(files["training_arguments.json"])["deepspeed"] in files
         return
-    assert files.keys() == {"deepspeed.json", "deepspeed_pipeline.py", "plan_loader.py", REPORT}
+    assert files.keys() == {"deepspeed.json", "deepspeed_pipeline.py", "plan_loader.py", "plan_stages.py", REPORT}
     again = found["pipeline"]["recompute"]
     assert again == (found["pipeline"]["layers"] if any(stage.recompute for stage in plan.stages) else [])
     layers = [sum(path in found["pipeline"]["layers"] for path in stage) for stage in found["pipeline"]["modules"]]

@@ -10,10 +10,11 @@ import loader_ranks
 import numpy as np
 import pytest
 import torch
+import transformers
 from returning_ranks import returned
 
 from automap.cluster import parse_cluster
-from automap.export import plan_loader
+from automap.export import plan_loader, plan_stages
 from automap.export.export import export, save
 from automap.price.estimate import annotate
 from automap.problem import Problem
@@ -41,6 +42,12 @@ def save_plan(folder: Path, **degrees: int) -> None:
         if all(getattr(plan.degrees[0], key) == value for key, value in degrees.items()):
             return save(export(plan, problem, "pytorch"), folder)
     raise AssertionError(degrees)
+
+
+def cut(model: torch.nn.Module, paths: list[list[str]], x: torch.Tensor) -> list[torch.nn.Module]:
+    """The stages of a model that takes one input."""
+    inputs = [{"name": "x", "shape": list(x.shape), "dtype": str(x.dtype).removeprefix("torch.")}]
+    return plan_stages.cut(model, paths, inputs, torch.device("cpu"), loader_ranks.loss_of)[0]
 
 
 @pytest.mark.slow
@@ -111,11 +118,10 @@ def test_fused_weights_are_shared_out_piece_by_piece() -> None:
 
 def test_a_model_is_cut_between_its_modules() -> None:
     model, (ids, _) = loader_ranks.build(), loader_ranks.batch()
-    stages, names = plan_loader.cut(model, [["wte", "wpe", "h.0"], ["h.1"], ["h.2", "h.3", "ln_f", "lm_head"]])
-    assert names == ["ids"]
-    passed = stages[0](ids=ids)
+    stages = cut(model, [["wte", "wpe", "h.0"], ["h.1"], ["h.2", "h.3", "ln_f", "lm_head"]], ids)
+    passed = stages[0](ids)
     for stage in stages[1:]:
-        passed = stage(passed, ids=ids)
+        passed = stage(passed, ids)
     torch.testing.assert_close(passed, model(ids))
     assert {name for name, _ in stages[1].named_parameters()} == {
         name for name, _ in model.named_parameters() if name.startswith("h.1.")
@@ -139,10 +145,10 @@ def test_what_crosses_between_stages_and_its_gradient_are_contiguous() -> None:
             return y
 
     model, x = Turned(), torch.randn(2, 3, 4)
-    first, second = plan_loader.cut(model, [["first", "turn"], ["back"]])[0]
-    crossing = first(x=x)
+    first, second = cut(model, [["first", "turn"], ["back"]], x)
+    crossing = first(x)
     assert crossing.is_contiguous()
-    scores = second(crossing, x=x)
+    scores = second(crossing, x)
     torch.testing.assert_close(scores, model(x))
     (gradient,) = torch.autograd.grad(scores, crossing, torch.randn(2, 3, 4))
     assert gradient.is_contiguous()
@@ -165,8 +171,8 @@ def test_layers_without_code_of_their_own_are_cut_and_not_computed_again() -> No
             return x
 
     model, x = Listed(), torch.randn(2, 4)
-    first, second = plan_loader.cut(model, [["h.0"], ["h.1"]])[0]
-    torch.testing.assert_close(second(first(x=x), x=x), model(x))
+    first, second = cut(model, [["h.0"], ["h.1"]], x)
+    torch.testing.assert_close(second(first(x), x), model(x))
     assert {name for name, _ in second.named_parameters()} == {n for n, _ in model.named_parameters() if "h.1." in n}
     assert plan_loader.called_parts(model.h[0]) == [model.h[0]["norm"], model.h[0]["up"]]
     modules = dict(model.named_modules())
@@ -183,7 +189,23 @@ def test_a_model_without_the_modules_of_the_plan_is_refused(tmp_path: Path) -> N
         plan_loader.Training(loader_ranks.build(), loader_ranks.loss_of, tmp_path)
 
 
-def test_a_model_that_cannot_be_traced_is_refused() -> None:
+def test_models_of_transformers_are_cut() -> None:
+    """Their code asks for shapes and dtypes, and their scores are a field of the result."""
+    config = transformers.GPT2Config(
+        n_layer=2, n_embd=8, n_head=2, vocab_size=16, n_positions=4, bos_token_id=0, eos_token_id=0, use_cache=False
+    )
+    model, ids = transformers.GPT2LMHeadModel(config).eval(), torch.arange(6).view(2, 3)
+    parts = [f"transformer.{part}" for part in ("wte", "wpe", "h.0", "h.1", "ln_f")]
+    paths = [parts[:3], [*parts[3:], "lm_head"]]
+    inputs = [{"name": "input_ids", "shape": [2, 3], "dtype": "int64"}]
+    (first, second), of_stage = plan_stages.cut(model, paths, inputs, torch.device("cpu"), lambda out, _: out.logits)
+    torch.testing.assert_close(of_stage(second(first(ids), ids), ids), model(ids).logits)
+    model.config.use_cache = True
+    with pytest.raises(ValueError, match=r"transformer\.h\.0 takes an object of DynamicCache, and .*use_cache = False"):
+        cut(model, paths, ids)
+
+
+def test_a_model_whose_code_asks_for_values_is_refused() -> None:
     class Branching(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -193,5 +215,5 @@ def test_a_model_that_cannot_be_traced_is_refused() -> None:
             y: torch.Tensor = self.first(x) if x.sum() > 0 else self.second(x)
             return y
 
-    with pytest.raises(ValueError, match=r"cannot be traced, .*hints\.fix\.pp 1"):
-        plan_loader.cut(Branching(), [["first"], ["second"]])
+    with pytest.raises(ValueError, match=r"cannot be cut into stages: .*hints\.fix\.pp 1"):
+        cut(Branching(), [["first"], ["second"]], torch.ones(2, 4))

@@ -50,7 +50,7 @@ from automap.runtime.trainer.skipping_stages import drop_weights
 from automap.runtime.trainer.split_check import computes, probe_inputs
 from automap.runtime.trainer.step_data import Indices, check_step
 from automap.runtime.trainer.supported_plans import INSTEAD
-from automap.runtime.trainer.training_graph import data_inputs, input_names, scores_of
+from automap.runtime.trainer.training_graph import input_names, scores_of
 from ir.frozen import names_in_file
 from ir.graph import Graph
 from ir.operators.experts import COMBINE, DISPATCH
@@ -121,7 +121,7 @@ class GraphTrainer:
         values = {name: tensor.detach().to(self.device) for name, tensor in whole.values.items()}
         for tensor in {id(t): t for t in values.values()}.values():
             dist.broadcast(tensor, 0)
-        self._labels, self._inputs = graph.operators[-1].inputs[1], [tensor.name for tensor in data_inputs(graph)]
+        self._labels, self._inputs = graph.operators[-1].inputs[1], [tensor.name for tensor in graph.data_inputs]
         self._executors: dict[int, StageExecutor]
         self._pipeline, self._executors = _joined(plan, graph, values, self.device)
         self._masters = Masters(

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from automap.runtime.operators.apply import run
 from automap.runtime.trainer.running_statistics import StatisticsKept
 from automap.runtime.trainer.split_check import PROBE_ULPS, evaluating, probe_inputs
-from automap.runtime.trainer.training_graph import data_inputs, input_names, scores_of
+from automap.runtime.trainer.training_graph import input_names, scores_of
 from ir.errors import ModelError
 from ir.graph import Graph
 
@@ -39,7 +39,7 @@ def difference(
         ModelError: an operator or a constant cannot be computed.
     """
     narrow = {n: t.detach().float() if t.is_floating_point() else t for n, t in values.items()}
-    names = [tensor.name for tensor in data_inputs(graph)]
+    names = [tensor.name for tensor in graph.data_inputs]
     given = {n: x.float() if x.is_floating_point() else x for n, x in zip(names, inputs, strict=True)}
     labels = graph.tensors[graph.operators[-1].inputs[1]]
     given[labels.name] = torch.zeros(labels.shape_at(PROBED), dtype=torch.int64, device=scores.device)

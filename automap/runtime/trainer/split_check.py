@@ -17,7 +17,7 @@ from automap.runtime.export_faults import innermost
 from automap.runtime.mesh_groups import Axis
 from automap.runtime.operators.base import torch_dtype
 from automap.runtime.trainer.roles import Roles
-from automap.runtime.trainer.training_graph import data_inputs, input_names, scores_of
+from automap.runtime.trainer.training_graph import input_names, scores_of
 from ir.graph import Graph
 from ir.loss import class_dim_of
 
@@ -41,7 +41,7 @@ def probe_inputs(graph: Graph, module: nn.Module, samples: int) -> list[Tensor]:
     like = next(module.parameters())
     generator = torch.Generator().manual_seed(0)
     found = []
-    for tensor in data_inputs(graph):
+    for tensor in graph.data_inputs:
         shape = tensor.shape_at(samples)
         if tensor.is_float:
             found.append(torch.randn(shape, generator=generator).to(like))

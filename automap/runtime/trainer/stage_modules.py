@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from automap.runtime.trainer.random_numbers import Watching, can_draw
 from automap.runtime.trainer.roles import Roles
 from automap.runtime.trainer.supported_plans import INSTEAD, FinerThanModules, refuse
-from automap.runtime.trainer.training_graph import data_inputs, input_names
+from automap.runtime.trainer.training_graph import input_names
 from ir.graph import Graph
 
 CROSSING = "crossing"
@@ -96,7 +96,7 @@ def arguments(graph: Graph, module: nn.Module) -> tuple[str, ...]:
     Raises:
         FinerThanModules: `forward` has no names for them, by which stages could take them.
     """
-    inputs, parameters = data_inputs(graph), inspect.signature(module.forward).parameters
+    inputs, parameters = graph.data_inputs, inspect.signature(module.forward).parameters
     found = input_names(graph, module) or tuple(parameters)[: len(inputs)]
     if len(found) < len(inputs) or any(parameters[name].kind is inspect.Parameter.VAR_POSITIONAL for name in found):
         raise refuse_cut(

@@ -15,7 +15,6 @@ from torch import Tensor
 from automap.errors import PlanError
 from automap.runtime.executor.synthetic_data import index_limits
 from automap.runtime.trainer.losses import IGNORED
-from automap.runtime.trainer.training_graph import data_inputs
 from ir.graph import Graph
 
 NOTHING = torch.iinfo(torch.int64).min
@@ -40,7 +39,7 @@ def check_step(data: Sequence[object], graph: Graph, num_samples: int) -> None:
             "the precision of the plan decides the number formats of a step", field="training.precision",
             value="torch.autocast", repair="Call the step outside of it; search with --precision bf16 or fp16.",
         )  # fmt: skip
-    names = [*(tensor.name for tensor in data_inputs(graph)), "labels"]
+    names = [*(tensor.name for tensor in graph.data_inputs), "labels"]
     if len(data) != len(names):
         raise PlanError(
             f"a step takes {len(names)} tensors", field="data", value=len(data), repair=f"Give {', '.join(names)}."
@@ -68,7 +67,7 @@ class Indices:
             has_classes: whether labels are classes, which those of a loss of the user's need not be.
         """
         limits, labels = index_limits(graph), graph.operators[-1].inputs[1]
-        names = [tensor.name for tensor in data_inputs(graph)]
+        names = [tensor.name for tensor in graph.data_inputs]
         self._limits = [(place, name, limits[name]) for place, name in enumerate(names) if name in limits]
         if has_classes and labels in limits:
             self._limits.append((len(names), "labels", limits[labels]))

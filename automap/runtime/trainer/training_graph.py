@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from automap.errors import ModelError, PlanError
 from automap.plan import Plan
 from automap.runtime import transformers_models
-from automap.runtime.torch_export import AS_ARGUMENT, export_config
+from automap.runtime.torch_export import export_config
 from automap.stated_model import frozen_as_stated
 from ir import zoo
 from ir.graph import Graph
-from ir.graph import Tensor as GraphTensor
 from ir.loss import with_loss
 from ir.onnx.load import load_model
 
@@ -59,19 +58,13 @@ def _read(path: Path) -> bytes:
         raise ModelError(text, field="model", value=str(path), repair=repair) from None
 
 
-def data_inputs(graph: Graph) -> list[GraphTensor]:
-    """The inputs of the network among those of a graph with a loss: all but the labels."""
-    labels = set(graph.operators[-1].inputs[1:])
-    return [tensor for tensor in graph.tensors.values() if tensor.role == "input" and tensor.name not in labels]
-
-
 def input_names(graph: Graph, module: nn.Module) -> tuple[str, ...]:
     """The names by which a network takes its inputs; empty = it takes them in the order of the graph.
 
     Files have the names of the arguments of `forward`, which need not be its first ones.
     """
     # A buffer or a parameter may have the name of an argument, and its input another one then (`torch_export`).
-    names = tuple(tensor.name.removesuffix(AS_ARGUMENT) for tensor in data_inputs(graph))
+    names = tuple(tensor.argument for tensor in graph.data_inputs)
     return names if set(names) <= inspect.signature(module.forward).parameters.keys() else ()
 
 

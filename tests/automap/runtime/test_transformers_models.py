@@ -151,7 +151,7 @@ def test_plans_train_them_with_the_loss_of_one_process(exported: Callable[[str],
     folders = []
     for kind, degrees, target in (
         ("llama", "tp", "automap"), ("t5", "tp", "automap"), ("gpt2", "pp", "automap"), ("vit", "tp", "automap"),
-        ("bert", "tp", "pytorch"),
+        ("bert", "tp", "pytorch"), ("qwen2", "pp", "pytorch"),
     ):  # fmt: skip
         model = exported(kind)
         hints = model.with_name("hints.json")

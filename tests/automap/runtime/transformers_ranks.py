@@ -60,11 +60,11 @@ def train(folder: Path) -> dict[str, object]:
 
 def train_plainly(folder: Path, module: torch.nn.Module, inputs: dict[str, torch.Tensor], labels: torch.Tensor) -> Any:
     """Losses of the steps by the loader that is exported for plain PyTorch."""
+    sys.path.insert(0, str(folder / "files"))
     spec = importlib.util.spec_from_file_location("plan_loader", folder / "files" / "plan_loader.py")
     loader = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loader)
-    forward = module.forward
-    module.forward = lambda *given: forward(**dict(zip(inputs, given, strict=True)))
+    module.config.use_cache = False
     training = loader.Training(
         module, lambda found, labels: F.cross_entropy(found.logits.flatten(0, -2), labels.flatten())
     )
