@@ -22,6 +22,21 @@ BATCH, STEPS = 8, 2
 FROZEN = " with frozen layers"
 """End of the name of a case whose embeddings and first two layers are not trained: the first of two stages."""
 
+TRANSPOSED = " as Conv1D"
+"""End of the name of a case whose linear layers are modules as those of transformers' GPT-2."""
+
+
+class Conv1D(torch.nn.Module):
+    """A linear layer with its weight transposed: the class of transformers, which is known by its name."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.nf, self.bias = layer.out_features, layer.bias
+        self.weight = torch.nn.Parameter(layer.weight.detach().T.contiguous())
+
+    def forward(self, x):
+        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(*x.shape[:-1], self.nf)
+
 
 def build(**other):
     """The network of the example, with values far from any symmetry; `other` are other sizes."""
@@ -42,6 +57,11 @@ def network(case):
     if case.endswith(FROZEN):
         for part in (gpt.wte, gpt.wpe, *gpt.h[:2]):
             part.requires_grad_(False)
+    for block in gpt.h if case.endswith(TRANSPOSED) else ():
+        for part in (block.attn, block.mlp):
+            for name, layer in list(part.named_children()):
+                if isinstance(layer, torch.nn.Linear):
+                    setattr(part, name, Conv1D(layer))
     return gpt
 
 

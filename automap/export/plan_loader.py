@@ -27,8 +27,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime as CsvSchedule
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
+from torch.distributed.tensor.parallel.style import ParallelStyle
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
@@ -107,9 +108,12 @@ class Training:
             for path, module in modules.items():
                 if matches(path, glob):
                     layouts = {name: LAYOUTS[value] for name, value in split.items() if name.endswith("layouts")}
-                    styles[path] = STYLES[split["style"]](**layouts, use_local_output=split["use_local_output"])
+                    style = STYLES[split["style"]](**layouts, use_local_output=split["use_local_output"])
+                    check_class(module, path)
+                    styles[path] = Transposed(style) if is_transposed(module) else style
                     for parameter in module.parameters() if split["pieces"] else ():
-                        parameter.data = parameter.data[interleaved(split["pieces"], mesh["tensor"].size())]
+                        order = interleaved(split["pieces"], mesh["tensor"].size())
+                        parameter.data = parameter.data[..., order] if is_transposed(module) else parameter.data[order]
         if styles:
             parallelize_module(stage, mesh["tensor"], styles)
         for path in {path.rpartition(".")[0] for path in styles}:
@@ -211,6 +215,44 @@ class Training:
         for work in dist.batch_isend_irecv(moves):
             work.wait()
         mine += sum(got)
+
+
+class Transposed(ParallelStyle):
+    """Splits a `Conv1D` of transformers, a linear layer whose weight is transposed, in one of torch's styles."""
+
+    def __init__(self, style: Any) -> None:
+        super().__init__()
+        self.style, self.is_by_columns = style, isinstance(style, ColwiseParallel)
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        style = self.style
+        given = style.input_layouts, (Replicate() if self.is_by_columns else Shard(-1),)
+        enter = partial(style._prepare_input_fn, *given)
+        leave = partial(style._prepare_output_fn, style.output_layouts, style.use_local_output)
+        return distribute_module(module, device_mesh, self.share, enter, leave)
+
+    def share(self, name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+        """Gives each rank its part of the weight, and of the bias of a layer that is split by columns."""
+        for key, x in list(module.named_parameters(recurse=False)):
+            place = Shard(x.dim() - 1) if self.is_by_columns else Shard(0) if x.dim() > 1 else Replicate()
+            shared = distribute_tensor(x.detach(), mesh, [place])
+            module.register_parameter(key, nn.Parameter(shared, requires_grad=x.requires_grad))
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Whether a module is a `Conv1D` of transformers, which this file does not import."""
+    return type(module).__name__ == "Conv1D"
+
+
+def check_class(module: nn.Module, path: str) -> None:
+    """Refuses to split modules that torch does not split.
+
+    Raises:
+        ValueError: names the module and its class.
+    """
+    if not isinstance(module, (nn.Linear, nn.Embedding)) and not is_transposed(module):
+        what = f"module {path} is of class {type(module).__name__}, and torch splits nn.Linear and nn.Embedding"
+        raise ValueError(f"{what}. Write it as one of them, or search with hints.fix.tp 1")
 
 
 class Reached:

@@ -101,7 +101,8 @@ def test_losses_are_those_of_one_process(tmp_path: Path) -> None:
     assert saved == WANTED.keys()
     for name in WANTED:
         shutil.copytree(tmp_path / name, tmp_path / f"{name}{loader_ranks.FROZEN}")
-    cases = [f"{name}{end}" for name in WANTED for end in ("", loader_ranks.FROZEN)]
+    shutil.copytree(tmp_path / "split weights", tmp_path / (transposed := f"split weights{loader_ranks.TRANSPOSED}"))
+    cases = [*(f"{name}{end}" for name in WANTED for end in ("", loader_ranks.FROZEN)), transposed]
     wanted = {case: loader_ranks.losses_of_one(case) for case in cases}
     assert all(abs(losses[-1] - losses[0]) > 0.1 for losses in wanted.values())
     for found in loader_ranks.run_ranks(2, tmp_path, cases):
