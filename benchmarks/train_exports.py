@@ -1,12 +1,14 @@
 """Small GPTs trained by the trainers themselves, from the exported files of searched plans, on processes of this host.
 
-    python benchmarks/train_exports.py [--targets NAME …] [--packages FOLDER …] [--evaluations N] [--processes N]
+    python benchmarks/train_exports.py [--targets NAME …] [--models NAME …] [--packages FOLDER …] [--evaluations N]
 
 For each target some plans are searched: one without any condition, and others with one degree or ZeRO stage given. Each
 is exported, and its trainer takes two steps on as many processes as the plan has devices. The losses of the steps, and
 the loss after the second step, are compared with those of one process, which clips gradients as the file says.
 DeepSpeed splits the weights of a small Llama of transformers, since it knows by the classes of a model how to do so;
-torchtitan trains a small Llama of its own. `--packages` names folders with accelerate, deepspeed and torchtitan, as in
+torchtitan trains a small Llama of its own. `lightning` is Lightning's Trainer with the files for plain PyTorch. With
+`--models`, small models of transformers are trained in place of the GPT, with weights split and in pipelines. Their
+gradients are large enough to be clipped. `--packages` names folders with accelerate, deepspeed and torchtitan, as in
 `prove_exports.py`; a trainer that cannot be imported is named and left out. All run on CPUs with gloo. DeepSpeed
 compiles an extension first, for which torch takes a lock in the user's cache; where a run was killed, the lock stays,
 and all later ones wait for it. So each run of this script has a cache of its own.
@@ -15,6 +17,7 @@ and all later ones wait for it. So each run of this script has a cache of its ow
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import importlib.util
 import json
 import math
@@ -28,6 +31,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import lightning_on_cpus
 import torch
 import torch.nn.functional as F  # noqa: N812
 import torchtitan_on_cpus
@@ -37,8 +41,11 @@ from agents import Budget, search
 from automap.cluster import parse_cluster
 from automap.export.export import export, save
 from automap.problem import Problem
+from automap.runtime.torch_export import export_onnx
 from automap.targets import targets
 from ir import zoo
+from ir.graph import Graph
+from ir.onnx.load import load_model
 
 SIZES = {"layers": 4, "hidden": 32, "heads": 4, "seq_len": 16, "vocab_size": 64}
 MODEL = "gpt:" + ",".join(f"{name}={size}" for name, size in SIZES.items())
@@ -68,6 +75,16 @@ WISHES: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     ),
 }
 """Target -> hints.fix of its plans."""
+TEXT = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 64,
+        "max_position_embeddings": 16}  # fmt: skip
+MODELS: Mapping[str, tuple[str, Mapping[str, int], tuple[str, ...]]] = {
+    "GPT2": ("GPT2LMHeadModel", {"n_embd": 32, "n_layer": 4, "n_head": 4, "vocab_size": 64, "n_positions": 16}, ()),
+    "Llama": ("LlamaForCausalLM", {**TEXT, "num_key_value_heads": 2}, ("pytorch", "deepspeed", "lightning")),
+    "Bert": ("BertForMaskedLM", TEXT, ("pytorch", "deepspeed", "lightning")),
+    "Mixtral": ("MixtralForCausalLM", {**TEXT, "num_key_value_heads": 2, "num_local_experts": 4}, ()),
+}
+"""Prefix of a class of transformers -> the model, what its configuration says, and which trainers split its weights
+without a change of its code."""
 
 
 def example() -> ModuleType:
@@ -91,6 +108,8 @@ def settings_of(folder: Path) -> dict[str, Any]:
 def build(folder: Path = Path()) -> nn.Module:
     """The network of the plans, alike on every process."""
     torch.manual_seed(0)
+    if (folder / "model").exists():
+        return of_transformers((folder / "model").read_text())
     if (folder / "torchtitan_plan.py").exists():
         return torchtitan_on_cpus.whole(titan_recipe())
     if "tensor_parallel" in settings_of(folder):
@@ -111,6 +130,27 @@ def llama() -> nn.Module:
     return found
 
 
+def of_transformers(name: str) -> nn.Module:
+    """A model of `MODELS` without dropout."""
+    import transformers
+
+    kind, sizes, _ = MODELS[name]
+    found: nn.Module = getattr(transformers, kind)(getattr(transformers, f"{name}Config")(**sizes, use_cache=False))
+    if name == "Mixtral":
+        found.set_experts_implementation("batched_mm")
+    for module in found.modules():
+        module.p = 0.0 if isinstance(module, nn.Dropout) else getattr(module, "p", None)
+    return found.eval()
+
+
+def graph_of(model: str) -> Graph:
+    """The graph of a model of the zoo or of `MODELS`."""
+    if model not in MODELS:
+        return zoo.build(model)
+    ids = torch.zeros(2, SIZES["seq_len"], dtype=torch.int64)
+    return load_model(export_onnx(lambda: (of_transformers(model), {"input_ids": ids})), name=model)
+
+
 def batch() -> tuple[Tensor, Tensor]:
     """Inputs and labels of the global batch."""
     generator = torch.Generator().manual_seed(1)
@@ -119,8 +159,9 @@ def batch() -> tuple[Tensor, Tensor]:
     return ids, labels
 
 
-def loss_of(scores: Tensor, labels: Tensor) -> Tensor:
+def loss_of(outputs: Any, labels: Tensor) -> Tensor:
     """The mean cross-entropy."""
+    scores = getattr(outputs, "logits", outputs)
     return F.cross_entropy(scores.flatten(0, 1).float(), labels.flatten())
 
 
@@ -163,7 +204,7 @@ def by_pytorch(folder: Path) -> list[float]:
     sys.path.insert(0, str(folder))
     from plan_loader import Training
 
-    training = Training(build(), loss_of, folder)
+    training = Training(build(folder), loss_of, folder)
     optimizer = optimizer_of(training.parameters())
     mine = [some.chunk(training.replicas)[training.replica] for some in batch()]
     found = []
@@ -172,6 +213,11 @@ def by_pytorch(folder: Path) -> list[float]:
         optimizer.step()
         optimizer.zero_grad()
     return found
+
+
+def by_lightning(folder: Path) -> list[float]:
+    """[steps + 1] losses by Lightning's Trainer."""
+    return lightning_on_cpus.train(folder, build(folder), batch(), loss_of, optimizer_of, STEPS + 1)
 
 
 def by_deepspeed(folder: Path) -> list[float]:
@@ -207,7 +253,7 @@ def by_deepspeed_pipeline(folder: Path) -> list[float]:
     sys.path.insert(0, str(folder))
     from deepspeed_pipeline import pipeline
 
-    module = pipeline(build(), loss_of, folder)
+    module = pipeline(build(folder), loss_of, folder)
     config = str(folder / "deepspeed.json")
     engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer_of(module.parameters()), config=config)
     replicas, replica = engine.grid.get_data_parallel_world_size(), engine.grid.get_data_parallel_rank()
@@ -264,6 +310,7 @@ def mean_of(losses: list[float]) -> float:
 
 TRAINERS: Mapping[str, Callable[[Path], list[float]]] = {
     "pytorch": by_pytorch,
+    "lightning": by_lightning,
     "deepspeed": by_deepspeed,
     "accelerate": by_accelerate,
     "torchtitan": by_torchtitan,
@@ -300,41 +347,55 @@ def launch(target: str, folder: Path, processes: int, packages: list[str]) -> li
     return found
 
 
-def train(target: str, fix: Mapping[str, Any], given: argparse.Namespace, scratch: str) -> str | None:
+def train(trainer: str, model: str, fix: Mapping[str, Any], given: argparse.Namespace, scratch: str) -> str | None:
     """Prints a line for a plan; returns what went wrong.
 
     Args:
-        target: the target.
+        trainer: a key of `TRAINERS`.
+        model: the model, of the zoo or of `MODELS`.
         fix: `hints.fix` of the search.
         given: the arguments of the script.
         scratch: a folder for the files of all plans.
     """
+    target = "pytorch" if trainer == "lightning" else trainer
     training = {"global_batch": BATCH, "target": target, "precision": "fp32"}
-    model = LLAMA if target == "torchtitan" or (target == "deepspeed" and "tp" in fix) else MODEL
-    problem = Problem.build(zoo.build(model), parse_cluster(f"{given.processes}xcpu"), training, {"fix": fix})
+    problem = Problem.build(graph_of(model), parse_cluster(f"{given.processes}xcpu"), training, {"fix": fix})
     plan = search(problem, Budget(evaluations=given.evaluations), seed=0).plan
     degrees = plan.degrees[0]
     words = {"dp": degrees.data, "tp": degrees.tensor, "pp": degrees.pipeline, "virtual": degrees.virtual_stages}
-    text = " ".join(f"{name} {size}" for name, size in words.items() if size > 1)
+    text = " ".join([model] * (model in MODELS) + [f"{name} {size}" for name, size in words.items() if size > 1])
     text += f" ZeRO {degrees.zero}, {plan.num_micro_batches} micro-batches"
     text += ", recomputed" if any(stage.recompute for stage in plan.stages) else ""
     with tempfile.TemporaryDirectory(dir=scratch) as name:
         folder = Path(name)
         save(export(plan, problem, target), folder)
-        found, wanted = launch(target, folder, given.processes, given.packages), by_one_process(folder)
+        if model in MODELS:
+            (folder / "model").write_text(model)
+        found, wanted = launch(trainer, folder, given.processes, given.packages), by_one_process(folder)
     if isinstance(found, str):
-        print(f"{target:11} {text:44} did not train: {found}", flush=True)
+        print(f"{trainer:11} {text:44} did not train: {found}", flush=True)
         return found
     worst = max(abs(a - b) / b for a, b in zip(found, wanted, strict=True))
     losses = " ".join(f"{loss:.5f}" for loss in found)
-    print(f"{target:11} {text:44} losses {losses}, off by {worst:.0e}", flush=True)
-    return None if worst < TOLERANCE else f"{target}: {text}"
+    print(f"{trainer:11} {text:44} losses {losses}, off by {worst:.0e}", flush=True)
+    return None if worst < TOLERANCE else f"{trainer}: {text}"
+
+
+def plans_of(trainer: str, models: list[str]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The model and hints.fix of each plan of a trainer."""
+    if not models:
+        fixed = WISHES["pytorch" if trainer == "lightning" else trainer]
+        own = trainer == "torchtitan"
+        return [(LLAMA if own or (trainer == "deepspeed" and "tp" in fix) else MODEL, fix) for fix in fixed]
+    split = [(name, {"tp": 2}) for name in models if trainer in MODELS[name][2]]
+    return [*((name, {"dp": 2, "zero": 1}) for name in models), *split, *((name, {"pp": 2}) for name in models)]
 
 
 def main() -> int:
     """Prints a line for each plan; the exit code tells whether all losses agree."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--targets", nargs="+", default=list(TRAINERS), choices=list(TRAINERS))
+    parser.add_argument("--models", nargs="+", default=[], choices=list(MODELS), help="models of transformers")
     parser.add_argument("--packages", nargs="+", default=[], help="folders with the trainers")
     parser.add_argument("--evaluations", type=int, default=400, help="plans that each search prices")
     parser.add_argument("--processes", type=int, default=2)
@@ -359,8 +420,14 @@ def main() -> int:
             if target != "pytorch" and importlib.util.find_spec(target) is None:
                 print(f"{target:11} not trained: there is no package {target}")
                 continue
-            print(f"{target:11} {targets()[target].version}")
-            found = [train(target, fix, given, scratch) for fix in WISHES[target][: given.plans]]
+            version = (
+                f"Lightning {importlib.metadata.version(target)}"
+                if target == "lightning"
+                else targets()[target].version
+            )
+            print(f"{target:11} {version}")
+            plans = plans_of(target, given.models)[: given.plans]
+            found = [train(target, model, fix, given, scratch) for model, fix in plans]
             faults += [fault for fault in found if fault is not None]
     return int(bool(faults))
 

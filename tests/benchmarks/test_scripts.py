@@ -27,7 +27,7 @@ from automap.validation.errors_by_group import predict
 from automap.validation.published_runs import load_runs
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-SHARED = {"constants", "fitting", "fleet", "pipeline_oracle", "priced_runs", "torchtitan_on_cpus"}
+SHARED = {"constants", "fitting", "fleet", "lightning_on_cpus", "pipeline_oracle", "priced_runs", "torchtitan_on_cpus"}
 """What scripts have in common, and is no script."""
 SCRIPTS = {
     "auto_map": "--budget 16 --models vgg19",
