@@ -34,15 +34,15 @@ MIXTURE = "moe:layers=2,hidden=256,heads=4,ffn=512,experts=8,seq_len=256,vocab_s
 LONG = "llama:layers=2,hidden=256,heads=8,kv_heads=2,seq_len=16384,vocab_size=512"
 
 
-def routed(experts: int = 2) -> Graph:
-    """One product with the weights of experts that data choose, and a loss."""
+def routed(experts: int = 2, *, copies: int = 1, tokens: int = 8, width: int = 16) -> Graph:
+    """One product with the weights of the `copies` experts that data choose for each token, and a loss."""
     b = GraphBuilder()
-    x, weights = b.input("x", (1, 8, 16)), b.input("weights", (1, 8, 1))
-    chosen = b.input("chosen", (1, 8, 1), "int64")
-    routing = {"num_experts": experts, "capacity": 8 // experts}
+    x, weights = b.input("x", (1, tokens, width)), b.input("weights", (1, tokens, copies))
+    chosen = b.input("chosen", (1, tokens, copies), "int64")
+    routing = {"num_experts": experts, "capacity": tokens * copies // experts}
     (slots,) = b.add("automap.Dispatch", [x, chosen], ["slots"], attributes=routing)
-    w = b.parameter("w", (experts, 16, 32))
-    (y,) = b.add("automap.GroupedMatMul", [slots, w], ["y"], attributes={"num_tokens": 8})
+    w = b.parameter("w", (experts, width, 32))
+    (y,) = b.add("automap.GroupedMatMul", [slots, w], ["y"], attributes={"num_tokens": tokens * copies})
     (out,) = b.add("automap.Combine", [y, chosen, weights], ["out"])
     return with_loss(b.finish([out], name="routed"), "mse")
 
@@ -176,12 +176,24 @@ def test_all_plans_are_counted_and_drawn(small: PlanSpace) -> None:
         assert abs(drawn[plan] - expected * total) < 5.5 * spread + 1, plan
 
 
+@pytest.fixture(scope="module")
+def sent_once() -> PlanSpace:
+    """Tokens with eight experts each, which go once to each rank: what an exchange sends decides the step."""
+    fix = {"pp": 1, "tp": 1, "ep": 2, "num_micro_batches": 1, "recompute": "none", "zero": 0}
+    hints = {"fix": fix, "constraints": [{"scope": "loss", "sharding": {"dp": "P", "ep": "P"}}]}
+    graph = routed(8, copies=8, tokens=512, width=4096)
+    training = {"global_batch": 8, "trainer": "megatron-core-26.06"}
+    return PlanSpace(Problem.build(graph, parse_cluster("4xA100"), training, hints))
+
+
 @pytest.mark.slow
-def test_no_completion_beats_its_bound(small: PlanSpace) -> None:
+@pytest.mark.parametrize("name", ["small", "sent_once"])
+def test_no_completion_beats_its_bound(request: pytest.FixtureRequest, name: str) -> None:
     """Every bound of every prefix of every plan with experts and three axes, by brute force."""
-    table = BoundTable(small)
-    plans = list(every_plan(small))
-    prices = dict(zip(plans, small.price(np.array(plans)).tolist(), strict=True))
+    space: PlanSpace = request.getfixturevalue(name)
+    table = BoundTable(space)
+    plans = list(every_plan(space))
+    prices = dict(zip(plans, space.price(np.array(plans)).tolist(), strict=True))
     best: dict[tuple[int, ...], list[float]] = {}
     for plan, outcome in prices.items():
         for depth in range(len(plan) + 1):
@@ -189,7 +201,7 @@ def test_no_completion_beats_its_bound(small: PlanSpace) -> None:
             best[plan[:depth]] = [min(a, b) for a, b in zip(least, outcome, strict=True)]
     checked = 0
     for plan in plans[:: max(1, len(plans) // 400)]:
-        prefix = PartialPlan(small, table)
+        prefix = PartialPlan(space, table)
         while not prefix.done:
             for value, (seconds, overflow) in zip(prefix.legal(), prefix.bounds(), strict=True):
                 least = best[(*prefix.values, int(value))]

@@ -18,7 +18,7 @@ from automap.price.curves import attention_curve, gemm_curve, shared
 from automap.price.estimate import error_band, estimate_lowered, lower_bound_s
 from automap.price.evaluator import Evaluator
 from automap.price.kernels.attention import ALL_KEYS, AttentionShape, attention_s
-from automap.price.kernels.collectives import RINGS, Reason, collective_s, convert
+from automap.price.kernels.collectives import RINGS, UNKNOWN, Reason, collective_s, convert
 from automap.price.kernels.cost_records import COLLECTIVE_DTYPE, Recorder
 from automap.price.kernels.gemm import gemm_s
 from automap.price.kernels.operators import product_s
@@ -128,6 +128,35 @@ def test_a_rank_with_several_experts_of_a_token_gets_it_once(ranks, copies):
     share = sum(len({*way}) for way in ways) / len(ways) / copies
     every = exchanged([ranks], float(copies), joins=True, once=False)
     assert exchanged([ranks], float(copies), joins=True, once=True) == pytest.approx(share * every)
+
+
+@pytest.mark.parametrize(("joins", "once"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("latency", [0.0, 1e-3])
+def test_conversions_cost_no_less_once_they_are_decided(joins, once, latency):
+    """Each axis of a mesh in turn has an undecided source, target or both; every placement of it is tried."""
+    nobody = Recorder(np.empty(0, dtype=COLLECTIVE_DTYPE), np.zeros(1, np.int64))
+    # A reduce-scatter and a gather of all may be faster than an all-reduce on a link that was measured.
+    rates = np.array([{ALL_REDUCE: 0.8e9}.get(kind, 1e9) for kind in range(NUM_COLLECTIVES)])
+    stage = stage_of([2, 4], link_of(latency, rates))
+    stage.hardware.joins_exchanges, stage.hardware.copies_once = float(joins), float(once)
+    pairs = list(itertools.product((B, P, 0, 1), repeat=2))
+
+    def cost(copies, first, second):
+        times = np.zeros(NUM_COLLECTIVES)
+        source, target = np.array([first, second]).T.copy()
+        waited = convert(8e6, source, target, 0, stage, times, Reason(0, 0, 0, copies), nobody)
+        return np.array([times.sum(), waited])
+
+    for copies in (0.0, 8.0):
+        every = np.array([[cost(copies, a, b) for b in pairs] for a in pairs])
+        for i, known in enumerate(pairs):
+            for source, target in itertools.product((UNKNOWN, B, P, 0, 1), repeat=2):
+                fits = [source in (UNKNOWN, s) and target in (UNKNOWN, t) for s, t in pairs]
+                for bound, decided in (
+                    (cost(copies, known, (source, target)), every[i, fits]),
+                    (cost(copies, (source, target), known), every[fits, i]),
+                ):
+                    assert (bound <= decided.min(axis=0) * (1 + 1e-12)).all(), (known, source, target, copies)
 
 
 def test_two_axes_shrink_before_they_grow():

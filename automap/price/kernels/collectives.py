@@ -179,6 +179,24 @@ def _is_unsplit(placement: int) -> bool:
     return placement in (BROADCAST, PARTIAL)
 
 
+@borrowing(float64(int64, float64, float64, STAGE, REASON, RECORDER), inner=True)
+def _summed_s(axis: int, whole: float, least: float, stage: Stage, reason: Reason, recorder: Recorder) -> float:
+    """Least exposed seconds of summing up tokens over an axis while another one, which may exchange them, is undecided.
+
+    If it does not, they are all-reduced. If it does, they are reduced and scattered before the exchange, and gathered
+    after it, where a trainer that sends one copy of a token to a rank has fewer of them.
+
+    Args:
+        axis: the mesh axis over which the tokens are partial sums.
+        whole: bytes of an all-reduce.
+        least: fewest bytes that are scattered and gathered if another axis exchanges tokens.
+    """
+    link, size = stage.links[axis], stage.axes[axis]
+    shown: float = spend(ALL_REDUCE, axis, False, stage, whole, reason, recorder)
+    apart: float = collective_s(REDUCE_SCATTER, size, link, least) + collective_s(ALL_GATHER, size, link, least)
+    return float(min(shown, exposed_share(ALL_GATHER, True, stage.hardware) * apart))
+
+
 @borrowing(float64(float64, int64[::1], int64[::1], STAGE, float64[::1], REASON, RECORDER), inner=True)
 def _exchange(
     local: float,
@@ -206,13 +224,20 @@ def _exchange(
     sizes, links = stage.axes, stage.links
     is_joined = reason.copies > 0.0 and stage.hardware.joins_exchanges > 0.0
     ranks = 1.0
+    # Ranks of the smallest exchange that undecided axes may still become; 1 if they cannot become one.
+    fewest = 1.0
     for a in range(sizes.shape[0]):
         if source[a] >= 0 and target[a] >= 0 and source[a] != target[a]:
             ranks *= sizes[a]
+        elif (source[a] == UNKNOWN or target[a] == UNKNOWN) and sizes[a] > 1.0:
+            fewest = sizes[a] if fewest <= 1.0 else min(fewest, sizes[a])
     sent = local
     if reason.copies > 0.0 and stage.hardware.copies_once > 0.0:
         sent *= sent_share(reason.copies, ranks)
     in_parts = is_joined and ranks > 1.0
+    least = local
+    if reason.copies > 0.0 and stage.hardware.copies_once > 0.0:
+        least *= sent_share(reason.copies, fewest)
     waited: float = 0.0
     for a in range(sizes.shape[0]):
         if in_parts and sizes[a] > 1.0 and _is_unsplit(source[a]) and _is_unsplit(target[a]):
@@ -231,7 +256,12 @@ def _exchange(
             part /= sizes[a] if is_joined else 1.0
         elif source[a] == PARTIAL and target[a] == BROADCAST and not in_parts:
             waited += links[a].host_time
-            times[ALL_REDUCE] += spend(ALL_REDUCE, a, False, stage, local, reason, recorder)
+            if is_joined and fewest > 1.0:
+                times[ALL_REDUCE] += _summed_s(a, local, least, stage, reason, recorder)
+            else:
+                times[ALL_REDUCE] += spend(ALL_REDUCE, a, False, stage, local, reason, recorder)
+        if _is_unsplit(source[a]) and _is_unsplit(target[a]):
+            least /= sizes[a]
     for a in range(sizes.shape[0] - 1, -1, -1):
         if in_parts and sizes[a] > 1.0 and _is_unsplit(source[a]) and _is_unsplit(target[a]):
             sent *= sizes[a]
