@@ -19,6 +19,7 @@ from automap.problem import Problem
 from ir.graph import Graph, Operator
 from ir.group_kinds import PRODUCTS
 from ir.groups import FusedGroup, fused_groups
+from ir.operators.experts import COMBINE
 from ir.operators.experts import PRODUCT as EXPERT_PRODUCT
 
 FULL, HALF = 4.0, 2.0
@@ -37,6 +38,14 @@ it, so every implementation is a chain, such as `x * cos + rotate_half(x) * sin`
 for each element of x in each pass, where one kernel has 2."""
 ROTATION_KERNELS = 5
 """Kernels of this chain in each pass: counted, a negation, a concatenation, two products and a sum."""
+CLIPPING = {"Min", "Max", "Clip"}
+"""Kinds that limit values."""
+LAST_BIAS = (3.0, 8.0)
+"""Time of adding the biases of the last products of experts over that of one addition, forward and backward, where
+PyTorch's operators do it for one expert after another (Megatron-Core's TEGroupedMLP._apply_bias): counted. Forward, 6
+elements are read or written for each element of the result, where an addition has 2: the biases times the tokens'
+weights, the sum, and the concatenation of all experts. Backward, 8 where an addition has 1: two products and two sums
+for the gradients of biases and weights, and the concatenation."""
 NATIVE_BATCH_NORM, MEASURED_SHARE = 5.3, 4800 / 132
 """Time of PyTorch's own batch normalisation over that of its bytes, in bf16, which cuDNN's does not take (the same, a
 step of ResNet-50: 31 ms for 23 GB), and the memory bandwidth of that H200 for each of its multiprocessors, in GB/s."""
@@ -123,8 +132,21 @@ def _kernels(problem: Problem) -> Iterator[FusedGroup]:
         own = group.unfused if group.kind == "attention" else group
         if own is not None and not problem.trainer.fuses_chains:
             own = _function(problem.graph, own)
+        elif own is not None and own.kind == "activation" and not problem.trainer.fuses_clipping:
+            own = _after_clipping(problem.graph, own)
         if own is not None:
             yield own
+
+
+def _after_clipping(graph: Graph, group: FusedGroup) -> FusedGroup | None:
+    """The part of an activation that begins when its operands have been clipped; None where nothing is left."""
+    members = tuple(i for i in group.members if graph.operators[i].kind not in CLIPPING)
+    if len(members) == len(group.members):
+        return group
+    made, clipped = ({name for i in some for name in graph.operators[i].outputs} for some in (members, group.members))
+    read = {name for i in members for name in graph.operators[i].inputs} - made
+    kept = frozenset(read & (group.saved | clipped))
+    return replace(group, members=members, internal=group.internal & made, saved=kept) if members else None
 
 
 def _function(graph: Graph, group: FusedGroup) -> FusedGroup | None:
@@ -223,6 +245,8 @@ def _casts(graph: Graph, kernels: Sequence[FusedGroup], widths: Mapping[str, flo
 def _slower(problem: Problem, widths: Mapping[str, float]) -> dict[int, tuple[float, float]]:
     """See `Execution.slower`."""
     graph, found = problem.graph, dict.fromkeys(_rotations(problem), (ROTATION, ROTATION))
+    if problem.trainer.fuses_chains and not problem.trainer.fuses_clipping:
+        found |= dict.fromkeys(_last_biases(graph), LAST_BIAS)
     native = _native_batch_norm(problem)
     for index, op in enumerate(graph.operators if not problem.trainer.fuses_chains else ()):
         if index in found:
@@ -235,6 +259,15 @@ def _slower(problem: Problem, widths: Mapping[str, float]) -> dict[int, tuple[fl
             # The gradient of a product with a number is the other gradient times the number.
             found[index] = (1.0, 1.0 / op.traffic[1]) if op.traffic[1] > 1.0 else (1.0, 1.0)
     return found
+
+
+def _last_biases(graph: Graph) -> Iterator[int]:
+    """Operators that add the biases of the last products of experts."""
+    combined = {op.inputs[0] for op in graph.operators if op.kind == COMBINE}
+    for index, op in enumerate(graph.operators):
+        makers = [graph.maker(name) for name in op.inputs]
+        if op.kind == "Add" and op.outputs[0] in combined and any(m and m.kind == EXPERT_PRODUCT for m in makers):
+            yield index
 
 
 def _native_batch_norm(problem: Problem) -> float:

@@ -99,8 +99,7 @@ class Trainer:
     exchange_overlap: float
     """Share of the all-to-alls inside a stage that hides under compute, 0..1."""
     ring_attention: bool
-    """Whether attention over a split sequence passes keys and values round a ring while it computes (ring attention);
-    otherwise they are gathered first, as are those under a window that the kernel skips."""
+    """Whether keys and values of a split sequence travel in a ring under attention, if no window is skipped there."""
     gather_bandwidth_share: float
     """Share of a host's network rate that ZeRO's gathers and scatters reach, 0..1."""
     gathers_singly: bool
@@ -157,15 +156,16 @@ class Trainer:
     fused_attention: bool
     """Whether attention runs as one kernel that keeps no scores (FlashAttention and its kin)."""
     fuses_chains: bool
-    """Whether chains of small operators run as one kernel (a compiler, kernels written by hand); otherwise operator by
-    operator, but for the functions that PyTorch itself has, see `automap.execution`."""
+    """Whether chains of small operators run as one kernel, compiled or written by hand; if not, only the functions of
+    PyTorch itself do (`automap.execution`)."""
+    fuses_clipping: bool
+    """Whether kernels of gated activations clip, and products of experts add biases; if not, PyTorch's operators do."""
     pads_products: bool
     """Whether it pads dims to what tensor cores take, as Megatron pads vocabularies; if not, unpadded ones are slow."""
     optimizer_traffic: float
     """Bytes that the optimizer moves, relative to one fused kernel."""
     autocast: bool
-    """Whether each operator has the number format of `torch.autocast`, with weights in float32; otherwise all have that
-    of the training."""
+    """Whether operators have the formats of `torch.autocast`, with weights in float32; if not, that of the training."""
     reduces_in_half: bool
     """Whether gradients of weights in 16 bits are sent in these 16 bits although they are added up in fp32."""
     skips_windows: bool

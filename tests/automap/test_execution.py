@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from automap.cluster import parse_cluster
 from automap.execution import FULL, HALF, IN_FULL, IN_HALF, execution
@@ -159,6 +161,56 @@ def test_only_functions_of_pytorch_are_one_kernel(kind, alone):
              for t in ("ddp", "generic")]  # fmt: skip
     assert sizes[0] == alone
     assert sizes[1] == (2 if kind == "silu" else 3)
+
+
+CLIPPED = "moe:layers=1,hidden=64,heads=4,ffn=96,experts=4,top_k=2,seq_len=32,vocab_size=128,clipped=1"
+
+
+@pytest.mark.parametrize(("trainer", "apart"), [("megatron-core", 3), ("megatron-core-26.06", 0), ("torchtitan", 0)])
+def test_megatron_clips_in_front_of_its_kernel(trainer, apart):
+    """Three operators clip the gate and the other half; what follows stays one kernel that keeps what it reads."""
+    graph = zoo.build(CLIPPED)
+    found = execution(problem(graph, trainer))
+    kernels = [k for k in found.kernels if k.kind == "activation"]
+    members = {i for k in kernels for i in k.members}
+    clipping = {i for i, op in enumerate(graph.operators) if op.kind in ("Min", "Max")}
+    assert len(clipping) == 3 and len(clipping - members) == apart
+    assert len(members) == 8 - apart
+    made = {name for i in members for name in graph.operators[i].outputs}
+    read = {name for i in members for name in graph.operators[i].inputs if not graph.maker(name).is_constant} - made
+    kept = {name for k in kernels for name in k.saved} - made
+    assert kept <= read and (not apart or kept == read)
+    assert bool(found.slower) == bool(apart)
+
+
+class Counted(TorchDispatchMode):
+    """Counts the elements of matrices that operators read and write; views move nothing."""
+
+    moved = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func.namespace == "aten" and not func.is_view:
+            found = (x for x in tree_leaves((args, out)) if isinstance(x, torch.Tensor) and x.dim() == 2)
+            self.moved += sum(x.numel() for x in found if min(x.shape) > 1)
+        return out
+
+
+def test_biases_of_the_last_products_move_what_pytorch_moves():
+    """Megatron-Core's way: each expert's bias times the weights of its tokens, added to them, and all concatenated."""
+    tokens, weights = torch.ones(64, 32, requires_grad=True), torch.ones(64, 1, requires_grad=True)
+    given = torch.ones(64, 32)
+    biases = [torch.ones(32, requires_grad=True) for _ in range(4)]
+    with Counted() as forward:
+        parts = zip(torch.split(tokens, 16), biases, torch.split(weights, 16), strict=True)
+        out = torch.cat([t + b * p for t, b, p in parts])
+    with Counted() as backward:
+        torch.autograd.grad(out, [tokens, weights, *biases], given)
+    graph = zoo.build(CLIPPED)
+    ((index, factors),) = execution(problem(graph, "megatron-core")).slower.items()
+    # A traffic of 1 is the product read and the sum written.
+    traffic = [2.0 * a * b for a, b in zip(factors, graph.operators[index].traffic, strict=True)]
+    assert [forward.moved / tokens.numel(), backward.moved / tokens.numel()] == traffic
 
 
 def step(graph, trainer="ddp", **training):
