@@ -103,6 +103,9 @@ SHARED = {
 }
 """Constant of automap/data/fitted/step.json -> its prior, its bounds and the strength of the prior."""
 CLOCKS = ("V100", "A100", "H100", "H100-96GB", "GB200", "GB300")
+POWER = {"H100-96GB": 500.0 / 700.0}
+"""Device -> its power limit over that of the device with its chip that has the usual one. The search for its clock
+begins lower by the cube root of this: power grows with the clock and the square of the voltage, which rises with it."""
 BLACKWELL = ("B200", "B300")
 """Devices whose runs are fitted with those of the GB200, whose chips they have."""
 LINKS = ("infiniband", "nvlink")
@@ -122,7 +125,8 @@ def constants(trainers: set[str]) -> list[Constant]:
             if trainers & set(names):
                 found.append(Constant(name=f"{names[0]}.{key}", prior=prior, low=low, high=high, hold=hold))
     found += [Constant(name=n, prior=p, low=lo, high=hi, hold=h) for n, (p, lo, hi, h) in SHARED.items()]
-    found += [Constant(name=f"clock.{k}", prior=0.85, low=0.4, high=1.1, hold=0.001) for k in CLOCKS]
+    clocks = {name: 0.85 * POWER.get(name, 1.0) ** (1.0 / 3.0) for name in CLOCKS}
+    found += [Constant(name=f"clock.{k}", prior=prior, low=0.4, high=1.1, hold=0.001) for k, prior in clocks.items()]
     found += [Constant(name=f"link.{k}", prior=0.7, low=0.3, high=1.0, hold=0.1) for k in LINKS]
     found += [Constant(name="portable_attention", prior=0.5, low=0.3, high=0.8, hold=0.1)]
     return sorted(found, key=lambda constant: constant.name.split(".")[-1] not in OF_STEP)
