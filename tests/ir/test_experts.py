@@ -225,7 +225,8 @@ def test_files_with_weights_whose_names_say_nothing(dynamo: bool, tmp_path: Path
 @pytest.mark.parametrize(
     "name",
     long_but(
-        ["routed_loop", "routed_by_mask"], ["routed_loop", "routed_by_table", "routed_by_mask", "routed_by_choice"]
+        ["routed_loop", "routed_by_mask", "routed_copies"],
+        ["routed_loop", "routed_by_table", "routed_by_mask", "routed_by_choice", "routed_copies"],
     ),
 )
 def test_experts_on_routed_tokens_of_the_older_exporter(name: str) -> None:

@@ -9,6 +9,7 @@ from onnx import TensorProto, helper, numpy_helper, shape_inference
 from ir.blocks import find_units
 from ir.canonical import BIAS_TRAFFIC
 from ir.errors import ModelError
+from ir.linkage import operator_signatures
 from ir.onnx.load import load_model
 from ir.serialize import graph_digest, graph_from_bytes, graph_to_bytes
 from ir.summary import summarize
@@ -278,6 +279,20 @@ def test_names_are_scoped_and_unique(export):
     assert len(set(names)) == len(names)
     assert "layers.0.q_proj/MatMul" in names and "layers.1.down_proj/MatMul" in names
     assert graph.by_name["layers.0.q_proj/MatMul"].scope == "layers.0.q_proj"
+
+
+@pytest.mark.parametrize("times, dim, kind", [((1, 3, 1), 1, "Expand"), ((1, 1, 2), 2, "Tile")])
+def test_the_repetitions_of_a_single_row_can_be_split(times, dim, kind):
+    """Several rows that are repeated stay whole: the parts of the result are none of the operand."""
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [2, 1, 4]), ("y", None)))
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Tile", ["h", "times"], ["y"])]
+    weight = np.zeros((4, 4), dtype=np.float32)
+    stored = [numpy_helper.from_array(np.array(times), "times"), numpy_helper.from_array(weight, "w")]
+    model = helper.make_model(helper.make_graph(nodes, "repeated", [x], [y], stored))
+    graph = load_model(model.SerializeToString())
+    op = graph.operators[-1]
+    assert (op.kind, graph.tensors["y"].shape) == (kind, (1, times[1], 4 * times[2]))
+    assert (dim in {s.outputs[0] for s in operator_signatures(graph, op)}) == (kind == "Expand")
 
 
 def test_unknown_kinds_are_kept_and_named():

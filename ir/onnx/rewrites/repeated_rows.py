@@ -1,7 +1,9 @@
-"""Converts look-ups and scatters by constant indices that repeat each row in order (0 0 1 1 2 2 ...).
+"""Converts repetitions to an Expand: a Tile of dims of size 1, and look-ups that repeat each row (0 0 1 1 2 2 ...).
 
-Exported mixtures of experts contain them: tokens are looked up once for each of their experts, and results are added to
-their tokens. As look-ups they could not be split by samples; they are replaced by an Expand and a sum.
+Exported mixtures of experts contain such look-ups: tokens are looked up once for each of their experts, and results are
+added to their tokens. As look-ups they could not be split by samples; they are replaced by an Expand and a sum. Layers
+that repeat heads or copies of tokens (`repeat`, `repeat_interleave`) are exported with a Tile. Its repeated dims could
+not be split, and those of an Expand can.
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ from ir.operators import Value
 
 
 def add_rows(builder: GraphBuilder, node: Node, inputs: Sequence[str], attributes: Mapping[str, Any]) -> bool:
-    """Adds plain operators for a look-up or scatter of repeated rows; returns whether `node` is one.
+    """Adds plain operators for a Tile, look-up or scatter of repeated rows; returns whether `node` is one.
 
     `inputs` are the names of its operands in the builder.
     """
+    if node.kind == "Tile" and len(inputs) == 2:
+        return _expand(builder, node, inputs)
     if node.kind in ("Gather", "GatherND") and not attributes.get("axis", 0) and not attributes.get("batch_dims", 0):
         return _lookup(builder, node, inputs)
     if node.kind == "ScatterND" and attributes.get("reduction", "none") == "add":
@@ -54,6 +58,20 @@ def _lookup(builder: GraphBuilder, node: Node, inputs: Sequence[str]) -> bool:
     x = _plain(builder, node, "Expand", x, f"{name}#repeated", shape=(data.shape[0], count, *rest))
     _plain(builder, node, "Reshape", x, name, shape=(data.shape[0] * count, *rest))
     return True
+
+
+def _expand(builder: GraphBuilder, node: Node, inputs: Sequence[str]) -> bool:
+    data, value = builder.tensors.get(inputs[0]), builder.values.get(inputs[1])
+    if data is None or value is None or value.size != len(data.shape):
+        return False
+    shape = [1 if times == 1 else size * int(times) for size, times in zip(data.shape, value.reshape(-1), strict=True)]
+    is_single = all(
+        new == 1 or (size == 1 and data.batch_dim != d)
+        for d, (size, new) in enumerate(zip(data.shape, shape, strict=True))
+    )
+    if is_single:
+        _plain(builder, node, "Expand", inputs[0], node.outputs[0], shape=tuple(shape))
+    return is_single
 
 
 def _plain(builder: GraphBuilder, node: Node, kind: str, x: str, result: str, **attributes: Any) -> str:
