@@ -113,3 +113,43 @@ def test_layers_that_differ_define_nothing():
     ]  # fmt: skip
     with pytest.raises(ModelError, match="`--batch-dim x=1`"):
         load_model(written(nodes, inputs, shapes))
+
+
+def stepped(samples, *, ends="last", ids=False):
+    """A recurrence that a loop in Python writes out: each row times weights, added to the state times others."""
+    shapes = {"w": (WIDTH, HIDDEN), "r": (HIDDEN, HIDDEN), "out": (HIDDEN, WIDTH)} | (
+        {"table": (ROWS, WIDTH)} if ids else {}
+    )
+    inputs = {"x": (TensorProto.INT64, (TIME, samples)) if ids else (TensorProto.FLOAT, (TIME, samples, WIDTH))}
+    inputs["h0"] = (TensorProto.FLOAT, (samples, HIDDEN))
+    nodes = [node("Gather", ["table", "x"], ["e"])] if ids else [node("Identity", ["x"], ["e"])]
+    for t in range(TIME):
+        nodes += [
+            node("Constant", [], [f"t{t}"], value=numpy_helper.from_array(np.array(t))),
+            node("Gather", ["e", f"t{t}"], [f"x{t}"]), node("MatMul", [f"x{t}", "w"], [f"a{t}"]),
+            node("MatMul", [f"h{t}", "r"], [f"b{t}"]), node("Add", [f"a{t}", f"b{t}"], [f"c{t}"]),
+            node("Tanh", [f"c{t}"], [f"h{t + 1}" if ends == "last" else f"s{t}"]),
+        ]  # fmt: skip
+        if ends != "last":  # rows that are laid side by side and never combined may be samples
+            nodes.append(node("Identity", ["h0"], [f"h{t + 1}"]))
+            nodes.append(node("Unsqueeze", [f"s{t}", "zero"], [f"u{t}"]))
+    if ends != "last":
+        nodes.append(node("Concat", [f"u{t}" for t in range(TIME)], [f"h{TIME + 1}"], axis=0))
+    last = f"h{TIME}" if ends == "last" else f"h{TIME + 1}"
+    return written([*nodes, node("MatMul", [last, "out"], ["y"])], inputs, shapes)
+
+
+@pytest.mark.parametrize("ids", (False, True), ids=("features", "look-up"))
+@pytest.mark.parametrize("samples", (1, 3))
+def test_a_loop_that_combines_the_rows_of_a_dim_steps_through_time(ids, samples):
+    graph = load_model(stepped(samples, ids=ids))
+    assert {name: graph.tensors[name].batch_dim for name in ("x", "h0", "y")} == {"x": 1, "h0": 0, "y": 0}
+    assert graph.forward_flops == 2 * TIME * HIDDEN * (WIDTH + HIDDEN) + 2 * HIDDEN * WIDTH
+    assert [w for w in graph.warnings if w.startswith("x:")] == [
+        "x: dim 1 is the batch, since operators combine the rows of dim 0 with each other"
+    ]
+
+
+def test_rows_that_are_only_laid_side_by_side_may_be_samples():
+    with pytest.raises(ModelError, match="looks up rows of the batch dim"):
+        load_model(stepped(TIME, ends="joined"))

@@ -190,10 +190,10 @@ def _batch_places(
     for name, declared in data.items():
         rank = len(declared.shape or ())
         usual = _batch_place(declared.shape, dims) if rank else None
-        defined, layer = recurrent.get(name, (usual, ""))
+        defined, why = recurrent.get(name, (usual, ""))
         place = batch_dims.get(name, defined)
         if name not in batch_dims and defined != usual:
-            builder.warnings.append(f"{name}: dim {place} is the batch, as the recurrent layer {layer} defines it")
+            builder.warnings.append(f"{name}: dim {place} is the batch, {why}")
         if place is not None and not 0 <= place < rank:
             repair = f"Give a dim from 0 to {rank - 1}, or null."
             raise ModelError(
