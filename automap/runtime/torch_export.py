@@ -104,8 +104,10 @@ def export_onnx(build: Build, path: Path | None = None, *, opset: int = 20, name
         for value in model.graph.inputs:
             if value.name in model.graph.initializers:
                 value.name += AS_ARGUMENT
+        # Parameters of a module that was built before have values, which the optimiser would fold into constants.
+        parameters = {key for key, _ in module.named_parameters(remove_duplicate=False)}
         for key, value in list(model.graph.initializers.items()):
-            if _without_values(value.const_value):
+            if key in parameters or _without_values(value.const_value):
                 del model.graph.initializers[key]
                 value.const_value = None
                 model.graph.inputs.append(value)

@@ -261,6 +261,19 @@ class Scaled(nn.Module):
         return self.linear(self.scale * x)
 
 
+def test_a_module_that_was_built_before_is_exported_as_one_without_values() -> None:
+    """The optimiser folds what is computed from values, and transposed weights would be constants of the file."""
+
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4, bias=False))
+
+    made_before = build()
+    graph = import_model(export_onnx(lambda: (made_before, torch.zeros(1, 3, 4))))
+    fresh = import_model(export_onnx(lambda: (build(), torch.zeros(1, 3, 4))))
+    assert graph.num_parameters == sum(p.numel() for p in made_before.parameters()) and not graph.warnings
+    assert graph.operators == fresh.operators and all(p.device.type == "cpu" for p in made_before.parameters())
+
+
 def test_parameters_and_inputs_on_the_cpu_and_on_the_meta_device() -> None:
     made_before = Scaled()
     values = made_before.scale.detach().clone()
