@@ -18,7 +18,7 @@ import numpy as np
 from agents.planners.chunk_moves import moves_of
 from agents.planners.device_partition import Partition, StageOf
 from agents.planners.kernels.simulated_steps import step_times
-from agents.planners.stage_table import StagePasses, StageTable
+from agents.planners.stage_table import StageTable
 from automap.arrays import Floats, Ints, Mask
 from automap.price.kernels.step_records import Order
 from automap.schedule import KINDS, NO_PROGRAM
@@ -108,7 +108,7 @@ class SimulatedSteps:
         legal: Mask = np.asarray(((lasts > firsts) & (sizes > 0)).all(axis=1))
         legal[legal] = self._sizes[sizes[legal]].all(axis=1)
         rows = np.flatnonzero(legal)
-        costs = np.empty((len(rows), len(StagePasses._fields), last + 1))
+        costs = np.empty((len(rows), 4, last + 1))
         a_byte_s = np.empty((len(rows), last))
         # Of the last stage, no devices follow.
         base, following = self._devices + 1, np.zeros((len(rows), last + 1), dtype=np.int64)
@@ -140,7 +140,7 @@ class SimulatedSteps:
         """[partitions, 3, stages] the first argument of `step_times`.
 
         Args:
-            costs: [partitions, 4, stages] the fields of `StagePasses`.
+            costs: [partitions, 4, stages] results of `StageTable.passes`.
             a_byte_s: [partitions, stages - 1] seconds a byte from each stage to the next one.
         """
         settings = self.table.space.evaluator.settings(self.table.zero)

@@ -11,7 +11,15 @@ import itertools
 
 import numpy as np
 
-from agents.planners.kernels.span_costs import ModePair, fewest_again
+from agents.planners.kernels.span_costs import (
+    ModePair,
+    ModesOfSpans,
+    Passes,
+    fastest_modes,
+    recompute_fewest,
+    span_maxima,
+    span_sums,
+)
 from agents.planners.unit_profile import UnitsInOrder, needs, states
 from automap.arrays import Floats, Ints, Mask
 from automap.price.kernels.array_types import Record
@@ -147,10 +155,15 @@ class SpanCosts:
         """[modes, units + 1, units + 1] seconds of the forward and the backward pass of a micro-batch."""
         return spans(self.forward_s + self.backward_s)
 
-    @functools.cached_property
-    def onward_s(self) -> Floats:
-        """Span -> seconds of the forward pass of a micro-batch, and of the host before it."""
-        return spans(self.forward_s[0]) + float(self._settings.micro_batch_s)
+    def passes(self, alive: int, *, partly: bool) -> Passes:
+        """What each span takes with the recomputation of `fastest`, whose arguments these are."""
+        return Passes(
+            both_s=self.fastest(alive, partly=partly)[0],
+            forward_s=_before(self.forward_s[0]),
+            onward_s=float(self._settings.micro_batch_s),
+            after_s=self.after_s,
+            crossing_bytes=self.crossing_bytes,
+        )
 
     @functools.cached_property
     def after_s(self) -> Floats:
@@ -210,19 +223,29 @@ class SpanCosts:
         block, at = divmod(alive - 1, AT_ONCE)
         if (block, partly) not in self._fastest:
             counts = AT_ONCE * block + np.arange(1, AT_ONCE + 1)
-            used = np.stack([self.used_bytes(count) for count in counts.tolist()])
-            times = np.where((used <= self.capacity) & self._legal, self.pass_s, np.inf)
-            best, mode = times.min(axis=1), times.argmin(axis=1)
-            numbers = self._number(mode, mode, np.zeros_like(mode))
+            best = np.empty((AT_ONCE, *self.state_bytes.shape))
+            numbers = np.empty(best.shape, dtype=np.int64)
+            fastest_modes(self._modes_of_spans, counts, best, numbers)
             modes = np.flatnonzero(self.space.modes).tolist()
             for light, heavy in itertools.combinations(modes if partly else (), 2):
-                mixed, count = self._mixed(light, heavy, counts)
-                is_faster = (mixed < best) & self._legal[light] & self._legal[heavy]
-                best = np.where(is_faster, mixed, best)
-                numbers = np.where(is_faster, self._number(light, heavy, count), numbers)
+                pair, legal = self._mode_pair(light, heavy), self._legal[light] & self._legal[heavy]
+                recompute_fewest(pair, legal, counts, self._number(light, heavy, 0), best, numbers)
             self._fastest[block, partly] = best, numbers
         best, numbers = self._fastest[block, partly]
         return best[at], numbers[at]
+
+    @functools.cached_property
+    def _modes_of_spans(self) -> ModesOfSpans:
+        return ModesOfSpans(
+            seconds=self.pass_s,
+            state=self.state_bytes,
+            saved=self._saved,
+            beyond=self.beyond_bytes,
+            results=np.pad(self._results, ((0, 0), (1, 0))),
+            legal=np.ascontiguousarray(self._legal),
+            numbers=np.array([self._number(mode, mode, 0) for mode in range(len(RECOMPUTE_MODES))]),
+            capacity=self.capacity,
+        )
 
     def _has_room(self, alive: int) -> bool:
         """Whether the whole model fits without recomputation: then every span does, and nothing is faster."""
@@ -246,25 +269,15 @@ class SpanCosts:
         """Span -> the number of no recomputation."""
         return np.zeros_like(self.pass_s[0], dtype=np.int64)
 
-    def _mixed(self, light: int, heavy: int, alive: Ints) -> tuple[Floats, Ints]:
-        """Uses the heavier of two recompute modes in as few units of each span as memory requires.
-
-        Args:
-            light: number of the lighter mode.
-            heavy: number of the heavier mode.
-            alive: [n] micro-batches in flight.
-
-        Returns:
-            [n, units + 1, units + 1] seconds of both passes, infinite where the span does not fit; and how many units,
-            the first ones, have the heavier mode.
-        """
+    def _mode_pair(self, light: int, heavy: int) -> ModePair:
+        """The numbers of a lighter and a heavier recompute mode, for spans that have the heavier one in some units."""
         frees, passes = self._frees(light, heavy), self.forward_s + self.backward_s
         freed = _before(np.where(frees, self.saved_bytes[light] - self.saved_bytes[heavy], 0.0))
         saved = _before(self.saved_bytes[light])
         needed = np.where(frees, self.needed_bytes[heavy], self.needed_bytes[light])
         # The result of the last unit is kept for all micro-batches but the one whose needs contain it.
         result = np.concatenate([[0.0], self._results[light]])
-        pair = ModePair(
+        return ModePair(
             light_s=self.pass_s[light],
             state=self.state_bytes - result,
             kept=self._saved[light] + result,
@@ -275,15 +288,10 @@ class SpanCosts:
             more_s=_before(np.where(frees, passes[heavy] - passes[light], 0.0)),
             capacity=self.capacity,
         )
-        seconds = np.empty((len(alive), *self.state_bytes.shape))
-        counts = np.empty(seconds.shape, dtype=np.int64)
-        fewest_again(pair, alive, seconds, counts)
-        return seconds, counts
 
-    def _number(self, light: int | Ints, heavy: int | Ints, count: Ints) -> Ints:
+    def _number(self, light: int, heavy: int, count: int) -> int:
         """The number of a recomputation: two modes, and how many units, the first ones, have the heavier mode."""
-        found: Ints = (light * len(RECOMPUTE_MODES) + heavy) * (self.space.num_units + 1) + count
-        return found
+        return (light * len(RECOMPUTE_MODES) + heavy) * (self.space.num_units + 1) + count
 
     def _frees(self, light: int, heavy: int) -> Mask:
         """[units] whether a unit saves less under the heavier of two recompute modes."""
@@ -316,21 +324,20 @@ def _before(of_units: Floats) -> Floats:
 def _most(of_units: Floats) -> Floats:
     """[..., units + 1, units + 1] the largest of the numbers of the units of each span, of [..., units] numbers; minus
     infinity for empty spans."""
-    size = of_units.shape[-1] + 1
-    found = np.full((*of_units.shape[:-1], size, size), -np.inf)
-    begins, units = np.ogrid[:size, : size - 1]
-    found[..., 1:] = np.where(units >= begins, of_units[..., None, :], -np.inf)
-    most: Floats = np.maximum.accumulate(found, axis=-1)
-    return most
+    *others, size = of_units.shape
+    found = np.empty((*others, size + 1, size + 1))
+    span_maxima(np.ascontiguousarray(of_units).reshape(-1, size), found.reshape(-1, size + 1, size + 1))
+    return found
 
 
 def spans(of_units: Floats) -> Floats:
     """[..., units + 1, units + 1] sums over the units of each span, of [..., units] numbers; infinite for empty
     spans."""
     sums = _before(of_units)
-    found: Floats = sums[..., None, :] - sums[..., :, None]
-    empty: Mask = np.tril(np.ones(found.shape[-2:], dtype=np.bool_))
-    return np.where(empty, np.inf, found)
+    *others, size = sums.shape
+    found = np.empty((*others, size, size))
+    span_sums(np.ascontiguousarray(sums).reshape(-1, size), found.reshape(-1, size, size))
+    return found
 
 
 def _ring_s(link: Record, kind: int, on_wire_s: Floats) -> Floats:

@@ -15,8 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from agents.planners.device_partition import Partition, StageOf
+from agents.planners.kernels.span_costs import keep_faster, take_passes
 from agents.planners.pair_links import PairLinks
-from agents.planners.span_costs import SpanCosts, spans
+from agents.planners.span_costs import SpanCosts
 from agents.planners.stage_strategies import Strategy
 from agents.planners.staged_plan import StageChoice, StagedPlan
 from agents.planners.unit_profile import UnitsInOrder
@@ -24,19 +25,6 @@ from automap.arrays import Floats, Ints
 from automap.price.lowered_plan import spread
 from automap.space.device_order import Order
 from automap.space.space import PlanSpace
-
-
-class StagePasses(NamedTuple):
-    """What a stage takes, for each span; infinite where the span does not fit. Transfers are left out."""
-
-    forward_s: Floats
-    """Seconds of the forward pass of a micro-batch."""
-    backward_s: Floats
-    """Seconds of the backward pass of a micro-batch, with recomputation."""
-    after_s: Floats
-    """Seconds of the reduction of gradients that nothing hides, and of the update of the optimizer, once a step."""
-    crossing_bytes: Floats
-    """Bytes that a rank sends to the next stage for a micro-batch."""
 
 
 class StageTable:
@@ -173,21 +161,17 @@ class StageTable:
         sends = self._sends(place, size) if self.holds else (0.0, 0.0)
         key = (alive, *sends, *map(id, found))
         if key not in self._fastest:
-            self.entries += len(found) * (self.space.num_units + 1) ** 2
-            worth, modes = zip(*(self._strategy_seconds(costs, alive, sends) for costs in found), strict=True)
-            which = np.argmin(worth, axis=0) if len(found) > 1 else np.zeros(worth[0].shape, dtype=np.int64)
-            best, mode = worth[0], modes[0]
-            if len(found) > 1:
-                best = np.take_along_axis(np.array(worth), which[None], axis=0)[0]
-                mode = np.take_along_axis(np.array(modes), which[None], axis=0)[0]
-            self._fastest[key] = best, np.array(possible)[which], mode
+            shape = self.space.num_units + 1, self.space.num_units + 1
+            self.entries += len(found) * shape[0] ** 2
+            seconds, which = np.full(shape, np.inf), np.full(shape, possible[0])
+            again = np.zeros_like(which)
+            for number, costs in zip(possible, found, strict=True):
+                passes, modes = costs.fastest(alive, partly=self.partly)
+                keep_faster(
+                    passes, modes, costs.beside_s(self.num_micro_batches, *sends), number, seconds, which, again
+                )
+            self._fastest[key] = seconds, which, again
         return self._fastest[key]
-
-    def _strategy_seconds(self, costs: SpanCosts, alive: int, sends: tuple[float, float]) -> tuple[Floats, Ints]:
-        """Seconds of all spans with one strategy, and the number of the recomputation of each; `sends`: seconds a byte
-        to the stage before and to the one after."""
-        times, modes = costs.fastest(alive, partly=self.partly)
-        return times + costs.beside_s(self.num_micro_batches, *sends), modes
 
     def strategy(self, behind: int, stage: StageOf) -> Strategy:
         """The fastest strategy of a stage, of which `behind` stages go to the last one with itself."""
@@ -195,18 +179,21 @@ class StageTable:
         return self.strategies[int(which[stage.first, stage.last])]
 
     def passes(self, behind: int, place: int, size: int) -> Floats:
-        """[4, units + 1, units + 1] the fields of `StagePasses` with the strategy of `seconds`; its arguments."""
+        """[4, units + 1, units + 1] what each span takes on a stage with the strategy of `seconds`; infinite where the
+        span does not fit. The arguments are those of `seconds`.
+
+        The four rows are the seconds of the forward pass of a micro-batch; those of its backward pass with
+        recomputation; the seconds, once a step, of the reduction of gradients that nothing hides and of the update of
+        the optimizer; and the bytes that a rank sends to the next stage for a micro-batch. Transfers are left out.
+        """
         best, which, _ = self._best(behind, place, size)
         if id(best) not in self._passes:
-            found = StagePasses(*(kept := np.full((len(StagePasses._fields), *best.shape), np.inf)))
-            for number in np.unique(which).tolist():
-                costs, mine = self.spans(place, size, self.strategies[number]), (which == number) & np.isfinite(best)
-                both_s = costs.fastest(min(behind, self.num_micro_batches), partly=self.partly)[0]
-                found.forward_s[mine] = costs.onward_s[mine]
-                found.backward_s[mine] = both_s[mine] - spans(costs.forward_s[0])[mine]
-                found.after_s[mine] = costs.after_s[mine]
-                found.crossing_bytes[mine] = np.broadcast_to(costs.crossing_bytes, mine.shape)[mine]
-            self._passes[id(best)] = kept
+            found = np.full((4, *best.shape), np.inf)
+            for number in np.flatnonzero(np.bincount(which.ravel())).tolist():
+                costs = self.spans(place, size, self.strategies[number])
+                passes = costs.passes(min(behind, self.num_micro_batches), partly=self.partly)
+                take_passes(passes, number, which, best, found)
+            self._passes[id(best)] = found
         return self._passes[id(best)]
 
     def _sends(self, place: int, size: int) -> tuple[float, float]:

@@ -27,6 +27,7 @@ Floats2 = Annotated[npt.NDArray[np.float64], float64[:, ::1]]
 Floats3 = Annotated[npt.NDArray[np.float64], float64[:, :, ::1]]
 Mask = Annotated[npt.NDArray[np.bool_], boolean[::1]]
 Mask2 = Annotated[npt.NDArray[np.bool_], boolean[:, ::1]]
+Mask3 = Annotated[npt.NDArray[np.bool_], boolean[:, :, ::1]]
 Mask5 = Annotated[npt.NDArray[np.bool_], boolean[:, :, :, :, ::1]]
 Rows = npt.NDArray[Any]
 """An array of a structured dtype. As a field of a group of arrays, it is annotated with numba's type."""
