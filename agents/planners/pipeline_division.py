@@ -67,8 +67,8 @@ MOVED_AT_ONCE = 2
 """Number of partitions of a setting in which units and devices move before they are priced (assumed); those of all
 settings are moved later."""
 STRIDE = 1.5
-"""Least factor between numbers of micro-batches that are tried at first; then the numbers next to the best one are
-tried, with the strategies of its best plan (assumed)."""
+"""Least factor between numbers of micro-batches that are tried at first; then those next to the best one are tried
+(assumed)."""
 PATIENCE_QUICKLY, PATIENCE = 1, 2
 """How many larger, or smaller, numbers of micro-batches in a row are tried without a gain, in `divide_quickly` and
 otherwise (assumed). A few long stages suit few micro-batches and more stages suit many; numbers between them can be
@@ -87,9 +87,10 @@ MOST_PASSES = 2_000
 LEAST_EVALUATIONS, LEAST_S = 100, 3.0
 """Least rest of a budget, in evaluations and in seconds, with which pipelines are divided. It takes some tenths of a
 second, on 1,024 devices 2 seconds."""
-SHARE, SHARE_S, LEADING_S = 0.6, 0.3, 0.8
+SHARE, SHARE_S, LEADING_S = 0.6, 0.4, 0.8
 """Largest shares of the rest of a budget that dividing pipelines takes: of one in evaluations, of one in seconds, and
-of one in seconds while the best plan lies outside the plan space (assumed)."""
+of one in seconds while the best plan lies outside the plan space (assumed). With 0.3 of the seconds, a search of 15 s
+for 72 operators with branches on 160 devices ended before it had tried the best number of micro-batches."""
 DIVIDED, ORDERED = 0.5, 0.6
 """Largest share of this that Piper's and Alpa's programs take, and share of the rest for orders of passes; moves have
 the remainder (assumed). When the programs could take all of it, the portfolio was 1 to 4 % slower than SPP with 800
@@ -118,7 +119,7 @@ def divide_pipelines(incumbent: Incumbent, grid: Grid) -> None:
     with _share(incumbent, SHARE, LEADING_S):
         effort = Effort(incumbent, DIVIDED * SHARE_S * left_s, DIVIDED * LEADING_S * left_s)
         with _share(incumbent, DIVIDED, 1.0):
-            division = _Division(incumbent, solved_strategies(space, grid), effort, in_phases=True)
+            division = _Division(incumbent, solved_strategies(space, grid), effort, at_length=True)
             division.run(settings)
         most_s = LEADING_S if leads(incumbent) else SHARE_S
         rest_s = max(began_s + most_s * left_s - incumbent.seconds, 0.0)
@@ -173,7 +174,7 @@ def divide_quickly(incumbent: Incumbent, grid: Grid, seconds: float) -> None:
     """
     if settings := _settings(incumbent.space, _near(incumbent, grid, NEAR)):
         effort = Effort(incumbent, seconds, seconds)
-        _Division(incumbent, solved_strategies(incumbent.space, grid), effort, in_phases=False).run(settings)
+        _Division(incumbent, solved_strategies(incumbent.space, grid), effort, at_length=False).run(settings)
 
 
 def _settings(space: PlanSpace, pipelines: Sequence[_Near]) -> list[_Setting]:
@@ -213,7 +214,7 @@ class _Division:
     """
 
     def __init__(
-        self, incumbent: Incumbent, solved: Sequence[tuple[int, Strategy]], effort: Effort, *, in_phases: bool
+        self, incumbent: Incumbent, solved: Sequence[tuple[int, Strategy]], effort: Effort, *, at_length: bool
     ) -> None:
         """Begins with no plans.
 
@@ -221,10 +222,8 @@ class _Division:
             incumbent: takes the plans.
             solved: see `solved_strategies`.
             effort: the limits of its time.
-            in_phases: whether there is a phase before in which stages have no inner axis and the ZeRO stage of the
-                first setting. It takes little time, and is safer: the programs do not know how much of the reduction of
-                gradients a schedule hides, and so may overrate other strategies. The programs then also divide the
-                cluster into submeshes that do not tile it.
+            at_length: whether the programs also divide the cluster into submeshes that do not tile it, and more of
+                their partitions are priced, some after units and devices have moved in them.
         """
         self.priced: Priced = []
         self._incumbent, self._solved, self._effort = incumbent, solved, effort
@@ -235,44 +234,36 @@ class _Division:
         """What moves have led to from the others."""
         self._used: dict[_Setting, tuple[Strategy, ...]] = {}
         """Strategies of the fastest partition of each setting."""
-        self._megatron, self._in_phases = megatron_strategies(incumbent.space), in_phases
+        self._megatron, self._at_length = megatron_strategies(incumbent.space), at_length
         self._known: set[object] = set()
         """`_key` of each plan that was tried."""
         self._best_s: dict[_Setting, float] = {}
-        """Step time of the best plan of each setting that was tried in this phase. Plans of earlier phases count too:
-        their strategies are also among those of this phase."""
-        self._earlier_s: dict[_Setting, float] = {}
-        """Step time of the best plan of each setting in the earlier phases."""
+        """Step time of the best plan of each setting that was tried."""
+        self._with_all: set[_Setting] = set()
+        """Settings that were tried with all strategies."""
 
     def run(self, settings: Sequence[_Setting]) -> None:
-        """Tries settings and others near them, then the ZeRO stages of `ZEROS` with the best setting.
+        """Tries settings, then other numbers of micro-batches with the strategies of the best plan, and at last the
+        ZeRO stages of `ZEROS`.
 
         Args:
             settings: settings of pipelines, those of the fastest first.
         """
         self._incumbent.searcher = "piper"
-        plain = [strategy for strategy in self._megatron if strategy.tp == 1]
-        has_two = self._in_phases and 0 < len(plain) < len(self._megatron)
-        for strategies in [plain, self._megatron] if has_two else [self._megatron]:
-            if self._best_s and min(self._best_s.values()) <= NEAR * self._incumbent.least_s:
-                settings = list(dict.fromkeys([self._best, *settings]))[: len(settings)]
-            self._earlier_s.update(self._best_s)
-            self._best_s.clear()
-            is_first = strategies is not self._megatron
-            offered = [one for one in settings if not is_first or one.zero == settings[0].zero]
-            # Settings between those that were tried may be better than the best of these, so it has a turn of its own.
-            turns: dict[_Setting, None] = {}
-            while more := [one for one in ([self._best] if self._best_s else []) + offered if one not in turns]:
-                turns[more[0]] = None
+        for setting in settings:
+            self._try(setting)
+        for factor in (STRIDE, 1.0):
+            best = None
+            while self._best_s and self._best != best:
+                best = self._best
                 for larger in (True, False):
-                    self._try_counts(more[0], strategies, larger=larger)
-            for larger in (True, False):
-                if self._best_s and (used := self._used.get(self._best)):
-                    self._try_counts(self._best, used, larger=larger, factor=1.0)
+                    self._try_counts(best, factor, larger=larger)
+        if self._best_s:
+            self._try(self._best)
         count = (self._best if self._best_s else settings[0]).num_micro_batches
         for zero in ZEROS:
-            if self._incumbent.space.zeros[:, zero].any() and not self._is_spent:
-                self._step_s(_Setting(count, zero), self._megatron)
+            if self._incumbent.space.zeros[:, zero].any():
+                self._try(_Setting(count, zero))
 
     def move(self) -> None:
         """Moves units and devices in the best partitions of all settings."""
@@ -282,20 +273,24 @@ class _Division:
             plan = self._moves.staged(division)
             self.priced += _priced(self._incumbent, self._new(replace(plan, schedule=kind) for kind in kinds))
 
-    def _try_counts(
-        self, setting: _Setting, strategies: Sequence[Strategy], *, larger: bool, factor: float = STRIDE
-    ) -> None:
-        """Tries a setting, then larger or smaller numbers of micro-batches until `PATIENCE` in a row have not gained.
+    def _try_counts(self, setting: _Setting, factor: float, *, larger: bool) -> None:
+        """Tries larger or smaller numbers of micro-batches than that of a setting, with the strategies of its fastest
+        partition, until `PATIENCE` in a row have not gained.
 
         The best pipeline with unlike stages may have fewer or more stages than the best one with equal stages, and then
         another best number of micro-batches.
+
+        Args:
+            setting: a setting that was tried.
+            factor: least factor between one number and the next.
+            larger: whether larger numbers are tried.
         """
-        count, least_s, waited = setting.num_micro_batches, math.inf, 0
-        while not self._is_spent and count and waited < (PATIENCE if self._in_phases else PATIENCE_QUICKLY):
-            step_s = self._step_s(_Setting(count, setting.zero), strategies)
-            waited = waited + 1 if step_s >= least_s < math.inf else 0
+        least_s, waited, count = self._best_s[setting], 0, setting.num_micro_batches
+        patience = PATIENCE if self._at_length else PATIENCE_QUICKLY
+        while waited < patience and (count := _next_count(self._incumbent.space, count, factor, larger=larger)):
+            step_s = self._try(setting._replace(num_micro_batches=count), self._used.get(setting))
+            waited = 0 if step_s < least_s else waited + 1
             least_s = min(step_s, least_s)
-            count = _next_count(self._incumbent.space, count, larger=larger, factor=factor)
 
     @property
     def _is_spent(self) -> bool:
@@ -303,20 +298,25 @@ class _Division:
 
     @property
     def _best(self) -> _Setting:
-        """The best setting of this phase."""
+        """The best setting."""
         return min(self._best_s, key=self._best_s.__getitem__)
 
-    def _step_s(self, setting: _Setting, strategies: Sequence[Strategy]) -> float:
-        """Step time of the best plan of a setting. The setting is tried now unless it was tried in this phase."""
-        if setting not in self._best_s:
-            offered = strategies
-            if strategies is self._megatron:
-                offered = with_solved(strategies, self._solved, setting.num_micro_batches)
-            priced = _priced(self._incumbent, self._plans(setting, offered))
+    def _try(self, setting: _Setting, strategies: Sequence[Strategy] | None = None) -> float:
+        """Tries a setting, unless the time is over or it was tried before, and returns the step time of its best plan.
+
+        Args:
+            setting: the setting.
+            strategies: those that a stage may have; None = all.
+        """
+        tried = self._with_all if strategies is None else self._best_s
+        if setting not in tried and not self._is_spent:
+            if strategies is None:
+                self._with_all.add(setting)
+                strategies = with_solved(self._megatron, self._solved, setting.num_micro_batches)
+            priced = _priced(self._incumbent, self._plans(setting, strategies))
             self.priced += priced
-            earlier_s = self._earlier_s.get(setting, math.inf)
-            self._best_s[setting] = min([earlier_s, *(seconds for seconds, _ in priced)])
-        return self._best_s[setting]
+            self._best_s[setting] = min([self._best_s.get(setting, math.inf), *(seconds for seconds, _ in priced)])
+        return self._best_s.get(setting, math.inf)
 
     def _plans(self, setting: _Setting, strategies: Sequence[Strategy]) -> list[StagedPlan]:
         """The fastest new plans of a setting by the programs of Piper and Alpa.
@@ -331,12 +331,13 @@ class _Division:
             table = StageTable(
                 space, order, setting.num_micro_batches, strategies, zero=setting.zero, partly=True, known=table
             )
-            ranked = promising(table, self._effort.entries, quick=not self._in_phases)
-            ranked = ranked[: PRICED if self._in_phases else PRICED_QUICKLY]
+            ranked = promising(table, self._effort.entries, quick=not self._at_length)
+            ranked = ranked[: PRICED if self._at_length else PRICED_QUICKLY]
             partitions, plans = [partition for _, partition in ranked], [table.staged(one) for _, one in ranked]
-            if self._in_phases and ranked:
-                divisions = [Division.of(table, *one) for one in ranked]
+            divisions = [Division.of(table, *one) for one in ranked]
+            if divisions:
                 self._used.setdefault(setting, divisions[0].strategies)
+            if self._at_length:
                 self._begins += divisions[MOVED_AT_ONCE:]
                 for one in divisions[:MOVED_AT_ONCE]:
                     self._reached.append(self._moves.best(one, table))
@@ -360,7 +361,7 @@ class _Division:
         return list(new.values())
 
 
-def _next_count(space: PlanSpace, count: int, *, larger: bool, factor: float = STRIDE) -> int:
+def _next_count(space: PlanSpace, count: int, factor: float, *, larger: bool) -> int:
     """The next number of micro-batches that is at least `factor` times larger, or smaller; 0 where there is none."""
     counts = space.meshes.micro_batches
     if larger:

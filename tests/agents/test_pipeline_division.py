@@ -321,64 +321,53 @@ def test_moves_leave_no_plan_that_breaks_rules():
     assert changed > 3
 
 
-def test_numbers_of_micro_batches_between_those_that_were_tried_have_a_turn(monkeypatch):
-    """From 2, numbers that grow by half lead over 3, 6 and 12 to 24; the best number, 8, is behind 12."""
+def counts_tried(monkeypatch, batch, settings, seconds, *, at_length=True):
+    """The settings that a division tries, each when it is first asked for, and its best one.
+
+    Args:
+        batch: the batch, whose divisors are the numbers of micro-batches.
+        settings: where the division begins.
+        seconds: step time of the best plan of a setting.
+    """
     tried = []
 
-    def step_s(self, setting, strategies):
+    def step_s(self, setting, strategies=None):
         if setting not in tried:
             tried.append(setting)
-        self._best_s[setting] = abs(np.log(setting.num_micro_batches / 9.0)) + setting.zero + 1e-9
-        return self._best_s[setting]
+        return self._best_s.setdefault(setting, seconds(setting))
 
-    monkeypatch.setattr(pipeline_division._Division, "_step_s", step_s)
-    space = measured_layers("6x4xV100-16GB@10Gbit", 768)
+    monkeypatch.setattr(pipeline_division._Division, "_try", step_s)
+    space = measured_layers("6x4xV100-16GB@10Gbit", batch)
     incumbent = Incumbent(space, Budget(evaluations=10_000), searcher="piper")
     effort = Effort(incumbent, float("inf"), float("inf"))
-    division = pipeline_division._Division(incumbent, [], effort, in_phases=True)
-    division.run([pipeline_division._Setting(2, 0), pipeline_division._Setting(2, 1)])
-    counts = [setting.num_micro_batches for setting in tried]
-    assert counts[:4] == [2, 3, 6, 12] and 8 in counts[: counts.index(24) + 4]
-    assert division._best == (8, 0)
-    # Without inner axes only the first ZeRO stage is tried.
-    assert [setting.zero for setting in tried[:6]] == [0] * 6
+    division = pipeline_division._Division(incumbent, [], effort, at_length=at_length)
+    division.run([pipeline_division._Setting(*setting) for setting in settings])
+    return [tuple(setting) for setting in tried], division._best
 
 
-@pytest.mark.parametrize(("in_phases", "best"), [(True, 6), (False, 2)])
-def test_a_slower_number_of_micro_batches_does_not_hide_a_faster_one_behind_it(in_phases, best, monkeypatch):
+def test_numbers_of_micro_batches_between_those_that_were_tried_have_a_turn(monkeypatch):
+    """From 2, numbers that grow by half lead over 3, 6 and 12 to 24; the best number, 8, is behind 12."""
+    tried, best = counts_tried(
+        monkeypatch, 768, [(2, 0), (2, 1)], lambda one: abs(np.log(one.num_micro_batches / 9.0)) + one.zero
+    )
+    assert tried[:5] == [(2, 0), (2, 1), (3, 0), (6, 0), (12, 0)]
+    assert best == (8, 0)
+
+
+@pytest.mark.parametrize(("at_length", "best"), [(True, 6), (False, 2)])
+def test_a_slower_number_of_micro_batches_does_not_hide_a_faster_one_behind_it(at_length, best, monkeypatch):
     """From 2, numbers that grow by half lead over 3 to 6; two numbers in a row are slower behind 6."""
-    seconds, tried = {2: 1.0, 3: 1.2, 6: 0.9, 9: 1.1, 16: 1.0, 24: 0.1}, []
-
-    def step_s(self, setting, strategies):
-        tried.append(setting.num_micro_batches)
-        return self._best_s.setdefault(setting, seconds.get(setting.num_micro_batches, 2.0))
-
-    monkeypatch.setattr(pipeline_division._Division, "_step_s", step_s)
-    space = measured_layers("6x4xV100-16GB@10Gbit", 144)
-    incumbent = Incumbent(space, Budget(evaluations=10_000), searcher="piper")
-    effort = Effort(incumbent, float("inf"), float("inf"))
-    division = pipeline_division._Division(incumbent, [], effort, in_phases=in_phases)
-    division.run([pipeline_division._Setting(2, 0)])
-    assert division._best == (best, 0) and (16 in tried) == in_phases and 24 not in tried
+    seconds = {2: 1.0, 3: 1.2, 6: 0.9, 9: 1.1, 16: 1.0, 24: 0.1}
+    tried, found = counts_tried(
+        monkeypatch, 144, [(2, 0)], lambda one: seconds.get(one.num_micro_batches, 2.0), at_length=at_length
+    )
+    assert found == (best, 0) and ((16, 0) in tried) == at_length and (24, 0) not in tried
 
 
 def test_numbers_of_micro_batches_next_to_the_best_one_are_tried_at_last(monkeypatch):
     """From 2, numbers that grow by half lead over 3, 5, 8 and 12 to 18; the best number is 10."""
-    tried = []
-
-    def step_s(self, setting, strategies):
-        tried.append(setting.num_micro_batches)
-        self._used[setting] = tuple(strategies[:1])
-        self._best_s[setting] = abs(np.log(setting.num_micro_batches / 10.0)) + 1e-9
-        return self._best_s[setting]
-
-    monkeypatch.setattr(pipeline_division._Division, "_step_s", step_s)
-    space = measured_layers("6x4xV100-16GB@10Gbit", 720)
-    incumbent = Incumbent(space, Budget(evaluations=10_000), searcher="piper")
-    division = pipeline_division._Division(incumbent, [], Effort(incumbent, float("inf"), float("inf")), in_phases=True)
-    division.run([pipeline_division._Setting(2, 0)])
-    assert {9, 10, 12} <= set(space.meshes.micro_batches)
-    assert tried[:5] == [2, 3, 5, 8, 12] and division._best == (10, 0)
+    tried, best = counts_tried(monkeypatch, 720, [(2, 0)], lambda one: abs(np.log(one.num_micro_batches / 10.0)) + 1e-9)
+    assert tried[:5] == [(2, 0), (3, 0), (5, 0), (8, 0), (12, 0)] and best == (10, 0)
 
 
 def test_no_two_strategies_are_alike(gpt):
