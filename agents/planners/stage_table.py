@@ -10,7 +10,6 @@ A span is consecutive units. Units: seconds, bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
