@@ -16,7 +16,7 @@ from priced_runs import PricedRun
 from automap.device_kinds import known_devices, known_links
 from automap.price.curves import fitted
 from automap.price.stage_layout import PipelineLayout
-from automap.problem import trainers
+from automap.trainers import trainers
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]

@@ -35,8 +35,9 @@ from automap.plan import DeviceMemory, Plan
 from automap.price.estimate import price
 from automap.price.evaluator import Evaluator
 from automap.price.plan_writer import to_plan
-from automap.problem import Problem, trainers
+from automap.problem import Problem
 from automap.space.stated_strategy import Strategy, hand_made
+from automap.trainers import trainers
 from ir.loss import with_loss
 from ir.onnx.load import load_model
 

@@ -17,7 +17,7 @@ from automap.export.configuration import Export, ModelShape, Note, Run, header
 from automap.export.decoder import Decoder, decoder_of
 from automap.export.pretraining import Pretraining, pretraining_of
 from automap.price.visible_keys import has_ring
-from automap.problem import Trainer
+from automap.trainers import Trainer
 
 Flag = tuple[str, str | None]
 """A flag and its value, None for one without."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from automap.memory_band import margin
-from automap.problem import trainers
+from automap.trainers import trainers
 from automap.validation.errors_by_group import Predicted
 from automap.validation.published_cases import RELEASES, trainer_of
 

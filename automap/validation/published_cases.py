@@ -24,7 +24,7 @@ from automap.links import Link
 from automap.plan import ScheduleKind
 from automap.price.evaluator import Evaluator
 from automap.price.lowered_plan import LoweredPlan, Segment
-from automap.problem import Problem, trainers
+from automap.problem import Problem
 from automap.space.shape import Shape
 from automap.space.stated_parts import (
     Axis,
@@ -35,6 +35,7 @@ from automap.space.stated_parts import (
     recompute_masks,
     signatures,
 )
+from automap.trainers import trainers
 from automap.validation.published_runs import Run
 from ir import zoo
 from ir.graph import Graph

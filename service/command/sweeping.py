@@ -121,9 +121,10 @@ def _read_side(text: str) -> Side:
 def _choices(name: str) -> tuple[str, ...]:
     """The words that a quantity may be; none for clusters, which are read later."""
     from automap.price.lowered_plan import RECOMPUTE_MODES
-    from automap.problem import Training, trainers
+    from automap.problem import Training
     from automap.space.stated_strategy import SCHEDULES
     from automap.targets import ANY, targets
+    from automap.trainers import trainers
 
     if name in ("precision", "optimizer"):
         kinds = typing.get_args(typing.get_type_hints(Training)[name])

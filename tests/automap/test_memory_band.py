@@ -12,8 +12,9 @@ from automap.memory_band import fit_probability, margin
 from automap.price.estimate import annotate, estimate_lowered
 from automap.price.evaluator import Evaluator
 from automap.price.plan_writer import to_plan
-from automap.problem import Problem, trainers
+from automap.problem import Problem
 from automap.space.stated_strategy import Strategy, hand_made
+from automap.trainers import trainers
 from automap.verify import verify
 from ir import zoo
 from ir.loss import scores_of_losses

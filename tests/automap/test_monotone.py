@@ -17,9 +17,10 @@ from automap.fitted_curves import Constants
 from automap.price.curves import shared
 from automap.price.evaluator import Evaluator
 from automap.price.lowered_plan import LoweredPlan
-from automap.problem import Problem, trainers
+from automap.problem import Problem
 from automap.space.space import PlanSpace
 from automap.space.templates import megatron_signatures
+from automap.trainers import trainers
 from ir import zoo
 from ir.graph import Graph
 

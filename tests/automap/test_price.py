@@ -30,10 +30,11 @@ from automap.price.kernels.records import (
     REDUCE_SCATTER,
 )
 from automap.price.link_records import link_record
-from automap.problem import Problem, trainers
+from automap.problem import Problem
 from automap.space.space import PlanSpace
 from automap.space.stated_strategy import Strategy, hand_made
 from automap.space.templates import megatron_signatures
+from automap.trainers import trainers
 from ir import zoo
 from ir.build import GraphBuilder
 

@@ -4,8 +4,9 @@ import pytest
 
 from automap.cluster import parse_cluster
 from automap.errors import ClusterError, ProblemError
-from automap.problem import Problem, trainers
+from automap.problem import Problem
 from automap.space.space import PlanSpace
+from automap.trainers import trainers
 from ir import zoo
 
 
@@ -47,6 +48,12 @@ def test_bad_settings_name_field_and_repair(mlp, change, field):
         PlanSpace(build(mlp(), **change))
     assert caught.value.field == field
     assert caught.value.repair
+
+
+def test_what_is_no_graph_is_refused_with_a_way_to_read_one():
+    with pytest.raises(ProblemError, match="not a graph") as caught:
+        build("gpt2")
+    assert (caught.value.field, caught.value.value) == ("graph", "gpt2") and "load_model" in caught.value.repair
 
 
 def test_state_bytes_follow_the_optimizer(mlp):

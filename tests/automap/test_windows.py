@@ -28,9 +28,10 @@ from automap.price.kernels.attention import (
 )
 from automap.price.kernels.records import ATTENTION
 from automap.price.visible_keys import has_ring, visible_keys, visible_shares
-from automap.problem import Problem, trainers
+from automap.problem import Problem
 from automap.space.space import PlanSpace
 from automap.space.stated_strategy import Strategy, hand_made
+from automap.trainers import trainers
 
 FULL = (9999, 9999)
 CAUSAL = (9999, 0)

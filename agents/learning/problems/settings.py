@@ -7,7 +7,8 @@ from typing import Any
 
 from agents.learning.problems.draw import Draw, divisors_up_to
 from automap.cluster import Cluster
-from automap.problem import Problem, trainers
+from automap.problem import Problem
+from automap.trainers import trainers
 from ir.graph import Graph
 
 USUAL_TRAINERS = ("generic", "automap", "megatron-core", "torchtitan", "deepspeed")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from automap.memory_band import margin
-from automap.problem import trainers
+from automap.trainers import trainers
 from automap.validation.errors_by_group import Predicted
 from automap.validation.memory_errors import Peak, left_out, peaks, spreads, upper_spread
 from automap.validation.published_runs import Run
