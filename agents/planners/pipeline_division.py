@@ -9,7 +9,7 @@ plan, or where the space has slow pipelines only, or none that fits:
    among stages, with the ZeRO stage of such a pipeline and its number of micro-batches, or fewer or more of them. Each
    stage chooses its inner axis, and recomputes in no more units than memory requires. The partitions with the shortest
    simulated steps are priced under each schedule of the space, before and after units and devices have moved in them
-   (`agents.planners.promising_partitions`).
+   (`agents.planners.divided_settings`).
 2. The dynamic program of Galvatron (`agents.planners.galvatron`) lets each layer of the stages of a pipeline choose by
    itself whether it recomputes.
 3. Where any order of the passes may be run, the fastest of these plans are priced with DAPPLE's early warm-up and in
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import NamedTuple
@@ -33,17 +33,13 @@ import numpy as np
 
 from agents.incumbent import Incumbent
 from agents.planners import spp
+from agents.planners.divided_settings import DividedSettings, Priced, Setting, with_prices
 from agents.planners.division_effort import FAR, Effort, leads
 from agents.planners.galvatron import layered
 from agents.planners.moved_stages import moved
-from agents.planners.piper import OFFERED, ORDERS, piper_partitions
-from agents.planners.promising_partitions import Division, Moves, promising
-from agents.planners.solved_strategies import solved_strategies, with_solved
-from agents.planners.stage_strategies import Strategy, megatron_strategies
-from agents.planners.stage_table import StageTable
-from agents.planners.staged_plan import StagedPlan, fastest_staged, price_staged
+from agents.planners.solved_strategies import solved_strategies
+from agents.planners.staged_plan import StagedPlan, price_staged
 from agents.sampling.expert import Grid
-from automap.schedule import SPLIT_KINDS
 from automap.space.shape import Shape
 from automap.space.space import PlanSpace
 
@@ -57,23 +53,6 @@ MOST_UNITS = 128
 """Largest number of units of a model (assumed): the time of the programs grows with its square."""
 SETTINGS = 3
 """Number of pairs of micro-batches and ZeRO stage with which units and devices are divided (assumed)."""
-ZEROS = (0, 1)
-"""Stages of ZeRO that are tried with the best number of micro-batches (assumed: others seldom gain)."""
-PRICED_QUICKLY, PRICED = 4, 16
-"""Number of partitions that are priced for each setting and set of strategies, in `divide_quickly` and otherwise: those
-with the shortest simulated step (assumed). A simulation is exact for chains of measured layers. It is not where stages
-share parameters, under ZeRO 2 and 3, and where memory is exceeded by what it leaves out."""
-MOVED_AT_ONCE = 2
-"""Number of partitions of a setting in which units and devices move before they are priced (assumed); those of all
-settings are moved later."""
-STRIDE = 1.5
-"""Least factor between numbers of micro-batches that are tried at first; then those next to the best one are tried
-(assumed)."""
-PATIENCE_QUICKLY, PATIENCE = 1, 2
-"""How many larger, or smaller, numbers of micro-batches in a row are tried without a gain, in `divide_quickly` and
-otherwise (assumed). A few long stages suit few micro-batches and more stages suit many; numbers between them can be
-slower than both: on 256 devices the best plan of a chain of 50 layers took 716 ms with 2, 718 ms with 4 and 701 ms with
-8."""
 LAYERED = 8
 """Number of pipelines whose layers choose their recomputation by Galvatron's program (assumed)."""
 LISTED = 3
@@ -97,10 +76,6 @@ the remainder (assumed). When the programs could take all of it, the portfolio w
 evaluations on seven A100s."""
 
 
-Priced = list[tuple[float, StagedPlan]]
-"""Plans with their step times; infinity where one does not fit."""
-
-
 def divide_pipelines(incumbent: Incumbent, grid: Grid) -> None:
     """Divides the best pipelines again, in the four steps that the module describes.
 
@@ -119,7 +94,7 @@ def divide_pipelines(incumbent: Incumbent, grid: Grid) -> None:
     with _share(incumbent, SHARE, LEADING_S):
         effort = Effort(incumbent, DIVIDED * SHARE_S * left_s, DIVIDED * LEADING_S * left_s)
         with _share(incumbent, DIVIDED, 1.0):
-            division = _Division(incumbent, solved_strategies(space, grid), effort, at_length=True)
+            division = DividedSettings(incumbent, solved_strategies(space, grid), effort, at_length=True)
             division.run(settings)
         most_s = LEADING_S if leads(incumbent) else SHARE_S
         rest_s = max(began_s + most_s * left_s - incumbent.seconds, 0.0)
@@ -127,7 +102,7 @@ def divide_pipelines(incumbent: Incumbent, grid: Grid) -> None:
             _improve(incumbent, near, division)
 
 
-def _improve(incumbent: Incumbent, near: Sequence[_Near], division: _Division) -> None:
+def _improve(incumbent: Incumbent, near: Sequence[_Near], division: DividedSettings) -> None:
     """Steps 2 to 4 of `divide_pipelines`."""
     with _share(incumbent, DIVIDED, ORDERED):
         division.move()
@@ -174,10 +149,10 @@ def divide_quickly(incumbent: Incumbent, grid: Grid, seconds: float) -> None:
     """
     if settings := _settings(incumbent.space, _near(incumbent, grid, NEAR)):
         effort = Effort(incumbent, seconds, seconds)
-        _Division(incumbent, solved_strategies(incumbent.space, grid), effort, at_length=False).run(settings)
+        DividedSettings(incumbent, solved_strategies(incumbent.space, grid), effort, at_length=False).run(settings)
 
 
-def _settings(space: PlanSpace, pipelines: Sequence[_Near]) -> list[_Setting]:
+def _settings(space: PlanSpace, pipelines: Sequence[_Near]) -> list[Setting]:
     """The first `SETTINGS` settings of some pipelines.
 
     There are none for models that are too large, nor where the search allows other sync modes than synchronous: a plan
@@ -185,17 +160,7 @@ def _settings(space: PlanSpace, pipelines: Sequence[_Near]) -> list[_Setting]:
     """
     if space.num_units > MOST_UNITS or space.problem.training.sync_modes != ("synchronous",):
         return []
-    return list(dict.fromkeys(_Setting(shape.num_micro_batches, zero) for shape, zero in pipelines))[:SETTINGS]
-
-
-def _priced(incumbent: Incumbent, plans: Iterable[StagedPlan]) -> Priced:
-    """Prices plans until the budget ends, at least the first one, and returns them with their step times."""
-    found: Priced = []
-    for plan in plans:
-        found.append((price_staged(incumbent, [plan]), plan))
-        if incumbent.finished:
-            break
-    return found
+    return list(dict.fromkeys(Setting(shape.num_micro_batches, zero) for shape, zero in pipelines))[:SETTINGS]
 
 
 def _layered(incumbent: Incumbent, near: Sequence[_Near]) -> Priced:
@@ -203,186 +168,17 @@ def _layered(incumbent: Incumbent, near: Sequence[_Near]) -> Priced:
     incumbent.searcher = "galvatron"
     plain = [(shape, zero) for shape, zero in near if shape.virtual == 1]
     plans = (layered(incumbent.space, shape, zero) for shape, zero in plain[:LAYERED])
-    return _priced(incumbent, filter(None, plans))
-
-
-class _Division:
-    """Divides units and devices among stages, with one setting (micro-batches and ZeRO stage) after the other.
-
-    Attributes:
-        priced: all plans so far with their step times.
-    """
-
-    def __init__(
-        self, incumbent: Incumbent, solved: Sequence[tuple[int, Strategy]], effort: Effort, *, at_length: bool
-    ) -> None:
-        """Begins with no plans.
-
-        Args:
-            incumbent: takes the plans.
-            solved: see `solved_strategies`.
-            effort: the limits of its time.
-            at_length: whether the programs also divide the cluster into submeshes that do not tile it, and more of
-                their partitions are priced, some after units and devices have moved in them.
-        """
-        self.priced: Priced = []
-        self._incumbent, self._solved, self._effort = incumbent, solved, effort
-        self._moves = Moves(incumbent.space, lambda: incumbent.finished or effort.entries <= self._moves.entries)
-        self._begins: list[Division] = []
-        """Those of all settings in which nothing has been moved yet."""
-        self._reached: list[Division] = []
-        """What moves have led to from the others."""
-        self._used: dict[_Setting, tuple[Strategy, ...]] = {}
-        """Strategies of the fastest partition of each setting."""
-        self._megatron, self._at_length = megatron_strategies(incumbent.space), at_length
-        self._known: set[object] = set()
-        """`_key` of each plan that was tried."""
-        self._best_s: dict[_Setting, float] = {}
-        """Step time of the best plan of each setting that was tried."""
-        self._with_all: set[_Setting] = set()
-        """Settings that were tried with all strategies."""
-
-    def run(self, settings: Sequence[_Setting]) -> None:
-        """Tries settings, then other numbers of micro-batches with the strategies of the best plan, and at last the
-        ZeRO stages of `ZEROS`.
-
-        Args:
-            settings: settings of pipelines, those of the fastest first.
-        """
-        self._incumbent.searcher = "piper"
-        for setting in settings:
-            self._try(setting)
-        for factor in (STRIDE, 1.0):
-            best = None
-            while self._best_s and self._best != best:
-                best = self._best
-                for larger in (True, False):
-                    self._try_counts(best, factor, larger=larger)
-        if self._best_s:
-            self._try(self._best)
-        count = (self._best if self._best_s else settings[0]).num_micro_batches
-        for zero in ZEROS:
-            if self._incumbent.space.zeros[:, zero].any():
-                self._try(_Setting(count, zero))
-
-    def move(self) -> None:
-        """Moves units and devices in the best partitions of all settings."""
-        self._incumbent.searcher = "piper"
-        kinds = [kind for kind in _kinds(self._incumbent.space) if kind != "gpipe"]
-        for division in self._moves.improved(self._begins, self._reached):
-            plan = self._moves.staged(division)
-            self.priced += _priced(self._incumbent, self._new(replace(plan, schedule=kind) for kind in kinds))
-
-    def _try_counts(self, setting: _Setting, factor: float, *, larger: bool) -> None:
-        """Tries larger or smaller numbers of micro-batches than that of a setting, with the strategies of its fastest
-        partition, until `PATIENCE` in a row have not gained.
-
-        The best pipeline with unlike stages may have fewer or more stages than the best one with equal stages, and then
-        another best number of micro-batches.
-
-        Args:
-            setting: a setting that was tried.
-            factor: least factor between one number and the next.
-            larger: whether larger numbers are tried.
-        """
-        least_s, waited, count = self._best_s[setting], 0, setting.num_micro_batches
-        patience = PATIENCE if self._at_length else PATIENCE_QUICKLY
-        while waited < patience and (count := _next_count(self._incumbent.space, count, factor, larger=larger)):
-            step_s = self._try(setting._replace(num_micro_batches=count), self._used.get(setting))
-            waited = 0 if step_s < least_s else waited + 1
-            least_s = min(step_s, least_s)
-
-    @property
-    def _is_spent(self) -> bool:
-        return self._effort.is_spent(min(self._best_s.values(), default=math.inf))
-
-    @property
-    def _best(self) -> _Setting:
-        """The best setting."""
-        return min(self._best_s, key=self._best_s.__getitem__)
-
-    def _try(self, setting: _Setting, strategies: Sequence[Strategy] | None = None) -> float:
-        """Tries a setting, unless the time is over or it was tried before, and returns the step time of its best plan.
-
-        Args:
-            setting: the setting.
-            strategies: those that a stage may have; None = all.
-        """
-        tried = self._with_all if strategies is None else self._best_s
-        if setting not in tried and not self._is_spent:
-            if strategies is None:
-                self._with_all.add(setting)
-                strategies = with_solved(self._megatron, self._solved, setting.num_micro_batches)
-            priced = _priced(self._incumbent, self._plans(setting, strategies))
-            self.priced += priced
-            self._best_s[setting] = min([self._best_s.get(setting, math.inf), *(seconds for seconds, _ in priced)])
-        return self._best_s.get(setting, math.inf)
-
-    def _plans(self, setting: _Setting, strategies: Sequence[Strategy]) -> list[StagedPlan]:
-        """The fastest new plans of a setting by the programs of Piper and Alpa.
-
-        With 1F1B they are chosen by their price. Under GPipe stages hold more micro-batches; there they are chosen by
-        their latency.
-        """
-        incumbent, space = self._incumbent, self._incumbent.space
-        found: list[StagedPlan] = []
-        table, kinds = None, _kinds(space)
-        for order in space.meshes.orders[:ORDERS]:
-            table = StageTable(
-                space, order, setting.num_micro_batches, strategies, zero=setting.zero, partly=True, known=table
-            )
-            ranked = promising(table, self._effort.entries, quick=not self._at_length)
-            ranked = ranked[: PRICED if self._at_length else PRICED_QUICKLY]
-            partitions, plans = [partition for _, partition in ranked], [table.staged(one) for _, one in ranked]
-            divisions = [Division.of(table, *one) for one in ranked]
-            if divisions:
-                self._used.setdefault(setting, divisions[0].strategies)
-            if self._at_length:
-                self._begins += divisions[MOVED_AT_ONCE:]
-                for one in divisions[:MOVED_AT_ONCE]:
-                    self._reached.append(self._moves.best(one, table))
-                    plans.append(self._moves.staged(self._reached[-1]))
-            fastest = fastest_staged(incumbent, self._new(plans), OFFERED)
-            found += [replace(plan, schedule=kind) for plan in fastest for kind in kinds if kind != "gpipe"]
-            if "gpipe" in kinds:
-                # Partitions for 1F1B may not fit: under GPipe all stages hold equally many micro-batches.
-                more = piper_partitions(table, "gpipe") if table.entries < self._effort.entries else ()
-                offered = {one.stages: one for one in (*partitions, *more)}.values()
-                latencies = {one: table.latency_s(one, "gpipe") for one in offered}
-                fitting = [one for one in sorted(offered, key=latencies.__getitem__) if math.isfinite(latencies[one])]
-                found += self._new(table.staged(one, "gpipe") for one in fitting[:OFFERED])
-            self._effort.entries -= table.entries
-        return found
-
-    def _new(self, plans: Iterable[StagedPlan]) -> list[StagedPlan]:
-        """The plans that were not tried before; from now on they count as tried."""
-        new = {key: plan for plan in plans if (key := _key(plan)) not in self._known}
-        self._known.update(new)
-        return list(new.values())
-
-
-def _next_count(space: PlanSpace, count: int, factor: float, *, larger: bool) -> int:
-    """The next number of micro-batches that is at least `factor` times larger, or smaller; 0 where there is none."""
-    counts = space.meshes.micro_batches
-    if larger:
-        return min((other for other in counts if other > count and other >= factor * count), default=0)
-    return max((other for other in counts if other < count and factor * other <= count), default=0)
-
-
-def _key(plan: StagedPlan) -> object:
-    """Key that is equal for equal plans whose stages have strategies of the same table."""
-    stages = ((one.end, one.devices, one.tp, one.recompute, id(one.signatures)) for one in plan.stages)
-    return plan.num_micro_batches, plan.zero, plan.schedule, *stages
+    return with_prices(incumbent, filter(None, plans))
 
 
 def _listed(incumbent: Incumbent, divided: Priced) -> Priced:
     """The fastest plans with DAPPLE's early warm-up and in the orders of list scheduling, and plans of SPP itself; all
     with their step times."""
     incumbent.searcher, unlike, space = "dapple", _unlike(divided), incumbent.space
-    early = _priced(incumbent, (replace(plan, schedule="eager-1f1b") for plan in unlike[:LISTED]))
+    early = with_prices(incumbent, (replace(plan, schedule="eager-1f1b") for plan in unlike[:LISTED]))
     incumbent.searcher = "spp"
     few = [plan for plan in unlike if len(plan.stages) <= MOST_PASSES // plan.num_micro_batches]
-    orders = _priced(incumbent, itertools.chain(*(spp.listed(space, plan) for plan in few[:LISTED])))
+    orders = with_prices(incumbent, itertools.chain(*(spp.listed(space, plan) for plan in few[:LISTED])))
     if space.meshes.devices > MOST_DEVICES or incumbent.finished:
         return early + orders
     return early + orders + list(spp.planned(incumbent, _counts(space, [plan.num_micro_batches for plan in few])))
@@ -403,23 +199,10 @@ def _unlike(plans: Priced) -> list[StagedPlan]:
     return list(found.values())
 
 
-def _kinds(space: PlanSpace) -> list[str]:
-    """Schedules of the space that do not split backward passes; those that do are left to the space."""
-    return [kind for kind in space.schedules if kind not in SPLIT_KINDS]
-
-
 class _Near(NamedTuple):
     """A pipeline near the best plan."""
 
     shape: Shape
-    zero: int
-    """ZeRO stage."""
-
-
-class _Setting(NamedTuple):
-    """What is fixed while units and devices are divided among stages."""
-
-    num_micro_batches: int
     zero: int
     """ZeRO stage."""
 

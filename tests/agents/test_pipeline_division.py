@@ -11,7 +11,7 @@ from small_clusters import cluster_with
 
 from agents import Budget, search
 from agents.incumbent import Incumbent, Outside
-from agents.planners import division_effort, pipeline_division
+from agents.planners import divided_settings, division_effort
 from agents.planners.division_effort import Effort
 from agents.planners.moved_stages import moved
 from agents.planners.pipeline_division import LEAST_EVALUATIONS, NEAR, SHARE, divide_pipelines
@@ -102,7 +102,7 @@ def test_a_budget_in_evaluations_limits_the_entries_of_tables(monkeypatch):
         divide_pipelines(incumbent, grid)
         return allowed, [table.entries for table in tables if table.partly], incumbent.least_s
 
-    monkeypatch.setattr(pipeline_division, "StageTable", Counted)
+    monkeypatch.setattr(divided_settings, "StageTable", Counted)
     _, all_entries, _ = entries(division_effort.ENTRIES_AN_EVALUATION)
     few = sum(all_entries) // 4 // int(SHARE * 600)
     allowed, some, least_s = entries(few)
@@ -164,10 +164,10 @@ def test_no_partition_is_priced_twice(monkeypatch):
 
     def noting(incumbent, plans, count):
         plans = list(plans)
-        priced.extend(map(pipeline_division._key, plans))
+        priced.extend(map(divided_settings._key, plans))
         return fastest_staged(incumbent, plans, count)
 
-    monkeypatch.setattr(pipeline_division, "fastest_staged", noting)
+    monkeypatch.setattr(divided_settings, "fastest_staged", noting)
     incumbent, grid = opened()
     divide_pipelines(incumbent, grid)
     assert len(set(priced)) == len(priced) > 40
@@ -336,12 +336,12 @@ def counts_tried(monkeypatch, batch, settings, seconds, *, at_length=True):
             tried.append(setting)
         return self._best_s.setdefault(setting, seconds(setting))
 
-    monkeypatch.setattr(pipeline_division._Division, "_try", step_s)
+    monkeypatch.setattr(divided_settings.DividedSettings, "_try", step_s)
     space = measured_layers("6x4xV100-16GB@10Gbit", batch)
     incumbent = Incumbent(space, Budget(evaluations=10_000), searcher="piper")
     effort = Effort(incumbent, float("inf"), float("inf"))
-    division = pipeline_division._Division(incumbent, [], effort, at_length=at_length)
-    division.run([pipeline_division._Setting(*setting) for setting in settings])
+    division = divided_settings.DividedSettings(incumbent, [], effort, at_length=at_length)
+    division.run([divided_settings.Setting(*setting) for setting in settings])
     return [tuple(setting) for setting in tried], division._best
 
 
