@@ -11,9 +11,13 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Self
+
+NUM_MEANT = 3
+"""Largest number of names that an error asks about (assumed)."""
 
 
 class UserError(Exception):
@@ -84,9 +88,11 @@ def one_of(names: Iterable[str], given: object) -> str:
 
 
 def meant(names: Sequence[str], given: object) -> str:
-    """Asks whether the name that is most like an unknown one was meant, with a blank at its end; empty = none is."""
-    near = nearest(names, given, most=1)
-    return f"Did you mean {near[0]}? " if near else ""
+    """Asks whether the name that is most like an unknown one was meant, or one of which this is a whole word, with a
+    blank at its end; empty = there are none."""
+    whole = [name for name in names if str(given).lower() in re.split(r"[\W_]+", name.lower())]
+    near = list(dict.fromkeys([*nearest(names, given, most=1), *whole]))[:NUM_MEANT]
+    return f"Did you mean {' or '.join(near)}? " if near else ""
 
 
 def nearest(names: Iterable[str], given: object, *, most: int) -> list[str]:

@@ -106,7 +106,11 @@ def test_of_another_version_of_a_document_its_version_is_told():
 
 
 def test_a_misspelled_key_is_told_with_the_one_that_was_meant():
-    for key, told in (("presicion", "Did you mean precision? Remove it"), ("x" * 1_000_000, "Remove it")):
+    for key, told in (
+        ("presicion", "Did you mean precision? Remove it"),
+        ("batch", "Did you mean batch_norm or global_batch? Remove it"),
+        ("x" * 1_000_000, "Remove it"),
+    ):
         with pytest.raises(UserError) as fault:
             from_json(Training, {"global_batch": 8, key: "bf16"}, path="training")
         assert fault.value.repair.startswith(told)
