@@ -138,7 +138,7 @@ def load(folder):
             "mesh": {"dim_names": ["pipe", "replicate", "shard", "tensor"], "shape": shape},
             "layers": [f"h.{number}" for number in range(BLOCKS // 2)],
             **{"global_batch": BATCH, "num_micro_batches": 2, "zero": zero, "precision": "fp32"},
-            **{"recompute": [], "tensor_parallel": {}, "loss_parallel": False, "stages": [[]]},
+            **{"recompute": [], "tensor_parallel": {}, "loss_parallel": False, "stages": [[]], "inputs": []},
         }
         if dist.get_rank() == 0:
             Path(folder, "pytorch.json").write_text(json.dumps(plan))

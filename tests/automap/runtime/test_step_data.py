@@ -9,7 +9,6 @@ from automap.runtime.torch_export import export_onnx
 from automap.runtime.trainer import step_data
 from automap.runtime.trainer.split_check import probe_inputs
 from automap.runtime.trainer.step_data import Indices, check_step
-from automap.runtime.trainer.training_graph import data_inputs
 from ir import zoo
 from ir.loss import with_loss
 from ir.onnx.sandbox import import_model
@@ -100,7 +99,7 @@ def test_a_step_takes_inputs_in_the_order_of_the_file():
     ids, keep = torch.zeros(1, 3, dtype=torch.int64), torch.ones(1, 3, dtype=torch.bool)
     data = export_onnx(lambda: (Several(), (ids, keep, ids.int())))
     graph = with_loss(import_model(data))
-    assert [tensor.name for tensor in data_inputs(graph)] == ["first", "keep", "last"]
+    assert [tensor.name for tensor in graph.data_inputs] == ["first", "keep", "last"]
     probes = probe_inputs(graph, Several(), 2)
     assert [x.dtype for x in probes] == [torch.int64, torch.bool, torch.int32]
     Several()(*probes)

@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from automap.errors import ModelError
 from automap.runtime.operators.apply import run
 from automap.runtime.torch_export import export_onnx
-from automap.runtime.trainer.training_graph import data_inputs, input_names
+from automap.runtime.trainer.training_graph import input_names
 from ir.attention_windows import CAUSAL, EVERYTHING, Window, attention_masks
 from ir.groups import fused_groups
 from ir.linkage import operator_signatures
@@ -541,7 +541,7 @@ def test_arguments_may_have_the_names_of_parameters_and_buffers() -> None:
     nn.init.normal_(module.shift)
     names = input_names(graph, module)
     assert names == ("x", "scale", "shift")
-    files = dict(zip((tensor.name for tensor in data_inputs(graph)), given.values(), strict=True))
+    files = dict(zip((tensor.name for tensor in graph.data_inputs), given.values(), strict=True))
     values = {**dict(module.named_parameters()), **dict(module.named_buffers()), **files}
     found = run(graph, {**values, "labels": torch.zeros(3, dtype=torch.int64)}, 3)
     torch.testing.assert_close(found[graph.outputs[0]], module(**dict(zip(names, given.values(), strict=True))))
