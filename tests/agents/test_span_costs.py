@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.planners.kernels.span_costs import ModePair, recompute_fewest
+from agents.planners.kernels.span_costs import ModePair, ModesOfSpans, fastest_modes, keep_faster, recompute_fewest
 from agents.planners.span_costs import spans
 from agents.planners.staged_plan import data_parallel
 from agents.planners.unit_profile import UnitsInOrder, needs, states
@@ -83,6 +83,45 @@ def test_the_kernel_equals_arrays_of_all_spans(seed, units, first):
     is_faster = legal & (plain_s < known_s)
     assert seconds.tobytes() == np.where(is_faster, plain_s, known_s).tobytes()
     assert np.array_equal(numbers, np.where(is_faster, 100 + plain, -1))
+
+
+@given(seed=st.integers(0, 2**32 - 1), units=st.integers(1, 12), first=st.sampled_from([1, 9]))
+def test_the_fastest_modes_equal_arrays_of_all_spans(seed, units, first):
+    rng, alive = np.random.default_rng(seed), np.arange(first, first + 8)
+    saved, needed, results = rng.random((3, 3, units))
+    modes = ModesOfSpans(
+        seconds=spans(rng.integers(1, 4, (3, units)).astype(np.float64)),
+        state=spans(rng.random(units)),
+        saved=spans(saved),
+        beyond=np.stack([np.where(np.isfinite(most := most_between(row)), most, 0.0) for row in needed]),
+        results=np.pad(results, ((0, 0), (1, 0))),
+        legal=rng.random((3, units + 1, units + 1)) < 0.8,
+        numbers=np.array([5, 7, 9]),
+        capacity=float(units * rng.random() * first),
+    )
+    seconds = np.full((8, units + 1, units + 1), np.nan)
+    numbers = np.full(seconds.shape, -1)
+    fastest_modes(modes, alive, seconds, numbers)
+    used = modes.state + alive[:, None, None, None] * modes.saved + modes.beyond
+    used += (alive[:, None, None, None] - 1) * modes.results[:, None]
+    times = np.where((used <= modes.capacity) & modes.legal, modes.seconds, np.inf)
+    assert seconds.tobytes() == times.min(axis=1).tobytes()
+    assert np.array_equal(numbers, np.where(np.isfinite(seconds), modes.numbers[times.argmin(axis=1)], 0))
+
+
+@given(seed=st.integers(0, 2**32 - 1), units=st.integers(1, 8))
+def test_the_fastest_strategies_equal_arrays_of_all(seed, units):
+    rng, size = np.random.default_rng(seed), (4, units + 1, units + 1)
+    passes = np.where(np.isfinite(spans(np.ones(units))), rng.choice([1.0, 2.0, np.inf], size), np.inf)
+    beside, again = rng.choice([0.0, 0.5], size), rng.integers(0, 9, size)
+    seconds, which, recomputed = np.full(size[1:], np.inf), *np.zeros((2, *size[1:]), dtype=np.int64)
+    for number in range(len(passes)):
+        keep_faster(passes[number], again[number], beside[number], number, seconds, which, recomputed)
+    total = passes + beside
+    legal, best = np.isfinite(total.min(axis=0)), total.argmin(axis=0)
+    assert np.array_equal(seconds[legal], total.min(axis=0)[legal]) and np.isinf(seconds[~legal]).all()
+    assert np.array_equal(which[legal], best[legal])
+    assert np.array_equal(recomputed[legal], np.take_along_axis(again, best[None], axis=0)[0][legal])
 
 
 @pytest.mark.parametrize("units", [1, 6])
