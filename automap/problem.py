@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from math import prod
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from automap.annotations import annotated
 from automap.cluster import Cluster, parse_cluster
@@ -21,10 +21,11 @@ from automap.hints import Constraint, Hints, Samples
 from automap.memory_band import LEAST_CONFIDENCE, MOST_CONFIDENCE, margin
 from automap.records import LEFT_OUT, Items, Range, from_json, to_json
 from automap.stated_model import MAX_PATTERNS, frozen_as_stated, names_nothing, with_costs
-from automap.targets import ANY, SyncKind, Target, find_target
+from automap.targets import ANY, RecomputeMode, SyncKind, Target, find_target
 from automap.trainers import Trainer, trainers
 from ir.graph import Graph
 from ir.loss import with_loss
+from ir.operators.experts import DISPATCH
 from ir.vocabulary import padded
 
 WEIGHT_BYTES: Mapping[str, float] = {"fp8": 1.0, "mxfp8": 1.0, "nvfp4": 0.5}
@@ -34,6 +35,14 @@ ASYNC_TENSOR_OVERLAP = 0.5
 products in pieces, each under the transfer of the next (docs/cost-model-formulas.md)."""
 MAX_TENSOR_OVERLAP = 0.95
 """Largest share of a stage's collectives that can be hidden (assumed): the first piece waits for its operand."""
+PAIRED_MICRO_BATCHES = 5
+"""Fewest micro-batches of a step whose forward and backward passes run in pairs: as many as NVIDIA's recipes for
+GPT-OSS-120B have, the fewest of those that set the option (Megatron-Bridge, src/megatron/bridge/perf_recipes)."""
+PAIRED_OVERLAP = 1.0 - 1.0 / PAIRED_MICRO_BATCHES
+"""Share of the all-to-alls that hides where passes run in pairs. The first forward pass and the last backward pass of a
+step run alone (counted: megatron/core/pipeline_parallel/combined_1f1b.py), so that with so many micro-batches this
+share of the all-to-alls runs under another micro-batch, and is taken to hide (assumed). With more micro-batches it is
+no larger in the price, so that it does not depend on the plan."""
 DEFAULT_PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
 
 
@@ -50,6 +59,10 @@ class Training:
     """Granularity of fp8 scales: one for a whole tensor, or one for each row."""
     async_tensor_parallel: bool = False
     """Whether matrix products are cut into pieces that overlap with the collectives of tensor parallelism."""
+    overlap_expert_exchange: bool = field(default=False, metadata=LEFT_OUT)
+    """Whether the forward pass of a micro-batch runs together with the backward pass of the one before, each under the
+    all-to-alls of experts of the other. Plans then have no pipeline, no full recomputation, and 5 micro-batches or
+    more."""
     overlap_gradients: bool = field(default=True, metadata=LEFT_OUT)
     """Whether gradients are reduced under the backward pass as far as the trainer can, and not after it."""
     optimizer: Literal["adam", "momentum", "sgd"] = "adam"
@@ -146,6 +159,7 @@ class Problem:
         training = replace(training, precision=precision)
         if target is not None:
             _check_target(training, target)
+        _check_pairs(training, hints, graph)
         multiple = training.vocabulary_multiple or (1 if target is None else target.vocabulary_multiple)
         graph = padded(frozen_as_stated(with_loss(graph, training.loss), training.frozen), multiple)
         hints = replace(hints, constraints=(*hints.constraints, *annotated(graph, hints.constraints)))
@@ -209,6 +223,29 @@ class Problem:
         if not self.training.async_tensor_parallel:
             return own
         return max(own, min(MAX_TENSOR_OVERLAP, own + ASYNC_TENSOR_OVERLAP))
+
+    @property
+    def exchange_overlap(self) -> float:
+        """Share of the all-to-alls inside a stage that hides under compute, 0..1."""
+        own = self.trainer.exchange_overlap
+        return max(own, PAIRED_OVERLAP) if self.training.overlap_expert_exchange else own
+
+    @property
+    def recompute_modes(self) -> tuple[RecomputeMode, ...]:
+        """The recompute modes that the target has, and that go with the settings of the training."""
+        target = self.target
+        modes = get_args(RecomputeMode) if target is None else target.recompute
+        return tuple(mode for mode in modes if mode != "full" or not self.training.overlap_expert_exchange)
+
+    def pairs(self, num_stages: int, num_micro_batches: int) -> bool:
+        """Whether plans of so many stages and micro-batches can run passes in pairs, if the training asks for it.
+
+        Args:
+            num_stages: pipeline stages, virtual ones included.
+            num_micro_batches: micro-batches of a step.
+        """
+        is_asked = self.training.overlap_expert_exchange
+        return not is_asked or (num_stages == 1 and num_micro_batches >= PAIRED_MICRO_BATCHES)
 
     def capacity_bytes(self, devices: Iterable[Device]) -> float:
         """Bytes that a plan may fill on each of some devices: those of the smallest, without what the user reserves."""
@@ -317,6 +354,44 @@ def _with_trainer(training: Any) -> Any:
         return training
     target = find_target(name)
     return training if target is None else {**training, "trainer": target.trainer}
+
+
+def _check_pairs(training: Training, hints: Hints, graph: Graph) -> None:
+    """Refuses to overlap exchanges of experts where trainer, target, model, batch or hints do not let it."""
+    if not training.overlap_expert_exchange:
+        return
+    name, target, fix = training.trainer, find_target(training.target), hints.fix
+    able = [trainer.name for trainer in trainers().values() if trainer.pairs_passes]
+    fault: tuple[str, str] | None = None
+    if name not in able:
+        fault = f"{name} does not run passes in pairs", f"Use the trainer {' or '.join(able)}, or leave it out."
+    elif target is not None and name not in (target.trainer, *target.releases):
+        fault = f"the target {target.name} is not the trainer {name}", "Leave out the target, or this setting."
+    elif training.precision in ("tf32", "fp32"):
+        fault = f"does not go with {training.precision}", "Use the precision bf16 or fp16, or one of 8 or 4 bits."
+    elif not any(op.kind == DISPATCH for op in graph):
+        fault = "the model has no experts", "Leave it out."
+    elif training.global_batch < PAIRED_MICRO_BATCHES:
+        fault = (
+            f"a global batch of {training.global_batch} has no {PAIRED_MICRO_BATCHES} micro-batches",
+            f"Use a training.global_batch of {PAIRED_MICRO_BATCHES} or more, or leave it out.",
+        )
+    if fault is not None:
+        raise ProblemError(fault[0], field="training.overlap_expert_exchange", value=True, repair=fault[1])
+    for key, value, is_legal, legal in (
+        ("recompute", fix.recompute, fix.recompute != "full", "none or selective"),
+        ("pp", fix.pp, fix.pp in (None, 1), "1"),
+        (
+            "num_micro_batches",
+            fix.num_micro_batches,
+            (fix.num_micro_batches or PAIRED_MICRO_BATCHES) >= PAIRED_MICRO_BATCHES,
+            f"{PAIRED_MICRO_BATCHES} or more",
+        ),
+    ):
+        if not is_legal:
+            repair = f"Fix {legal}, or leave out training.overlap_expert_exchange."
+            what = "does not go with training.overlap_expert_exchange"
+            raise ProblemError(what, field=f"hints.fix.{key}", value=value, repair=repair)
 
 
 def _check_target(training: Training, target: Target) -> None:

@@ -18,6 +18,8 @@ from automap.records import Range, from_json
 
 SyncKind = Literal["synchronous", "local_sgd", "dasgd"]
 """How replicas are kept together."""
+RecomputeMode = Literal["none", "selective", "full"]
+"""What the backward pass computes again: nothing, the scores of attention, or whole units."""
 ANY = "any"
 """Name of no target: every plan of the space."""
 OWN = "automap"
@@ -57,7 +59,7 @@ class Target:
     """Whether a step must have at least as many micro-batches as a pipeline has ranks."""
     schedules: tuple[Literal["1f1b", "gpipe", "zb1p", "zb2p"], ...]
     """Pipeline schedules without virtual stages, the usual one first."""
-    recompute: tuple[Literal["none", "selective", "full"], ...]
+    recompute: tuple[RecomputeMode, ...]
     """Recompute modes."""
     recompute_levels: bool
     """Whether each rank computes as many of its units again as it must; else one mode holds for all ranks."""

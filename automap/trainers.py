@@ -37,6 +37,9 @@ class Trainer:
     """Whether one kernel multiplies by all experts of a rank; otherwise the host launches product after product."""
     exchange_overlap: float
     """Share of the all-to-alls inside a stage that hides under compute, 0..1."""
+    pairs_passes: bool
+    """Whether it can run the forward pass of a micro-batch together with the backward pass of the one before, each
+    under the all-to-alls of the other (`automap.problem.Training.overlap_expert_exchange`)."""
     ring_attention: bool
     """Whether keys and values of a split sequence travel in a ring under attention, if no window is skipped there."""
     gather_bandwidth_share: float

@@ -161,6 +161,13 @@ def _configured(evaluator: Evaluator, name: str, stated: Stated) -> Baseline:
     notes = (*notes, *stated.notes)
     if stated.training.get("overlap_gradients", True) != evaluator.problem.training.overlap_gradients:
         notes = (*notes, "it reduces gradients behind the backward pass; give overlap_gradients false to price it so")
+    overlaps = evaluator.problem.training.overlap_expert_exchange
+    if stated.training.get("overlap_expert_exchange", False) != overlaps and stated.degrees.get("ep", 1) > 1:
+        given = str(not overlaps).lower()
+        notes = (
+            *notes,
+            f"its exchanges of experts are priced otherwise; give overlap_expert_exchange {given} for them",
+        )
     if "micro_batch" not in stated.degrees:
         notes = (*notes, "it does not say the samples of a micro-batch: 1 is assumed")
     plan = annotate(to_plan(lowered, evaluator), lowered, evaluator)
@@ -171,7 +178,8 @@ def _check_training(problem: Problem, name: str, stated: Stated) -> None:
     """Refuses a configuration that trains otherwise than the problem: the two steps would not be the same work."""
     for key, value in stated.training.items():
         own = getattr(problem.training, key)
-        # The vocabulary is padded as in the search, for both alike; when gradients are reduced is no other work.
-        if key not in ("trainer", "vocabulary_multiple", "overlap_gradients") and own != value:
+        # The vocabulary is padded as in the search, for both alike; what runs at the same time is no other work.
+        same_work = ("trainer", "vocabulary_multiple", "overlap_gradients", "overlap_expert_exchange")
+        if key not in same_work and own != value:
             repair = f"Give {key} {value} to the search too, or change the file."
             raise PlanError(f"the search is for {own}, {name} says", field=key, value=value, repair=repair)

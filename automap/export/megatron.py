@@ -32,6 +32,9 @@ SIDE_BY_SIDE = (
 """The line over a model of parallel layers, which no argument asks for."""
 RELU = "Layers have ReLU, for which Megatron-LM has no argument: set activation_func of its TransformerConfig in code."
 """The line over a model whose MLPs have it; without an argument Megatron-LM takes GELU."""
+PAIRED_CONNECTIONS = 32
+"""CUDA_DEVICE_MAX_CONNECTIONS where passes run in pairs: as Megatron-Bridge sets it with moe_a2a_overlap. With 1, the
+usual value, kernels wait for exchanges that were launched before them."""
 UNTOLD = "The graph does not say these plainly. State them: by default Megatron-LM may train another model."
 """The line over the arguments that a graph does not say plainly."""
 
@@ -51,15 +54,16 @@ def write(run: Run) -> Export:
     default = f"-{pretraining.script}" if pretraining.script else "?names the script that trains this model"
     start = f'{run.torchrun} "${{PRETRAIN:{default}}}"'
     said = [*([UNTOLD, f"{untold}."] if untold else []), *_beyond_arguments(layers)]
+    connections = PAIRED_CONNECTIONS if _pairs(run) else 1
     script = (
         "#!/bin/bash\n"
         + header(run, [*YOURS, *said])
-        + "export CUDA_DEVICE_MAX_CONNECTIONS=1\n\n"
+        + f"export CUDA_DEVICE_MAX_CONNECTIONS={connections}\n\n"
         + _array("MODEL_PARALLEL_ARGS", parallel)
         + _array("MODEL_ARGS", model)
         + f'{start} "${{MODEL_PARALLEL_ARGS[@]}}" "${{MODEL_ARGS[@]}}" "$@"\n'
     )
-    settings = header(run) + "ENV_VARS:\n  CUDA_DEVICE_MAX_CONNECTIONS: 1\n"
+    settings = header(run) + f"ENV_VARS:\n  CUDA_DEVICE_MAX_CONNECTIONS: {connections}\n"
     if len({*run.processes}) == 1:
         settings += f"  NUM_NODES: {len(run.processes)}\n  GPUS_PER_NODE: {run.processes[0]}\n"
     settings += "MODEL_ARGS:\n"
@@ -99,6 +103,9 @@ def _parallel(run: Run) -> Iterator[Flag]:
         yield "--expert-model-parallel-size", str(degrees.expert)
         yield "--expert-tensor-parallel-size", str(degrees.tensor)
         yield from _experts(run.problem.trainer)
+        if _pairs(run):
+            yield "--overlap-moe-expert-parallel-comm", None
+            yield "--delay-wgrad-compute", None
     yield from _stages(run)
     yield "--micro-batch-size", str(degrees.micro_batch)
     yield "--global-batch-size", str(training.global_batch)
@@ -118,6 +125,11 @@ def _parallel(run: Run) -> Iterator[Flag]:
     if training.async_tensor_parallel and degrees.sequence_parallel:
         yield "--tp-comm-overlap", None
     yield from _precision(run)
+
+
+def _pairs(run: Run) -> bool:
+    """Whether passes run in pairs; Megatron-LM refuses that without expert parallelism, when there is no exchange."""
+    return run.problem.training.overlap_expert_exchange and run.shape.experts > 0 and run.degrees.expert > 1
 
 
 def _experts(trainer: Trainer) -> Iterator[Flag]:

@@ -67,7 +67,7 @@ _SWITCHES = frozenset({
     "sequence-parallel", "use-distributed-optimizer", "recompute-activations", "checkpoint-activations", "bf16", "fp16",
     "fp8-hybrid", "fp8-e4m3", "tp-comm-overlap", "overlap-grad-reduce", "overlap-param-gather",
     "group-query-attention", "moe-grouped-gemm", "deepspeed", "deepspeed-activation-checkpointing",
-    "grad-reduce-in-bf16",
+    "grad-reduce-in-bf16", "overlap-moe-expert-parallel-comm", "delay-wgrad-compute",
 })  # fmt: skip
 """Flags without a value."""
 _READ = frozenset({
@@ -235,6 +235,14 @@ def _read_training(flags: Mapping[str, str | None], found: Stated) -> None:
         found.training["optimizer"] = "adam" if is_adam else sgd_kind("--sgd-momentum", momentum)
     if "tp-comm-overlap" in flags:
         found.training["async_tensor_parallel"] = True
+    if "overlap-moe-expert-parallel-comm" in flags and found.degrees.get("ep", 1) > 1:
+        if found.degrees.get("pp", 1) == 1:
+            found.training["overlap_expert_exchange"] = True
+        else:
+            found.remarks += (
+                "exchanges of experts are priced as exposed: --overlap-moe-expert-parallel-comm, which hides most of "
+                "them, is not priced with pipelines",
+            )
 
 
 def _recomputation(flags: Mapping[str, str | None], layers: int | None, stages: int) -> dict[str, Any]:

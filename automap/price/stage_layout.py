@@ -203,7 +203,7 @@ def _hardware(problem: Problem, kinds: Sequence[Device]) -> Record:
             quantise_kernels=shared("quantise_kernels") if problem.precision in WEIGHT_BYTES else 0.0,
             routing_passes=trainer.routing_passes,
             routing_kernels=shared("routing_kernels"),
-            exposed_exchange=1.0 - trainer.exchange_overlap,
+            exposed_exchange=1.0 - problem.exchange_overlap,
             joins_exchanges=float(trainer.dispatcher != "axis"),
             copies_once=float(trainer.dispatcher == "rank"),
             launches_singly=float(not trainer.groups_experts),

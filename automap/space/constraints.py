@@ -303,7 +303,6 @@ class Constrained:
 
 
 def _runs_again(problem: Problem, again: Sequence[bool]) -> bool:
-    """Whether some recompute mode of the target recomputes an operator; `again`: [modes] whether a mode recomputes
+    """Whether some recompute mode of the problem recomputes an operator; `again`: [modes] whether a mode recomputes
     it."""
-    kept = RECOMPUTE_MODES if problem.target is None else problem.target.recompute
-    return any(found and name in kept for name, found in zip(RECOMPUTE_MODES, again, strict=True))
+    return any(found and name in problem.recompute_modes for name, found in zip(RECOMPUTE_MODES, again, strict=True))

@@ -232,7 +232,7 @@ def _modes(problem: Problem) -> Mask:
         ProblemError: the target does not have the fixed one.
     """
     fixed, target = problem.hints.fix.recompute, problem.target
-    kept = RECOMPUTE_MODES if target is None else target.recompute
+    kept = problem.recompute_modes
     if target is not None and fixed is not None and fixed not in kept:
         raise _unknown_to(target, "recompute", fixed, kept)
     return np.array([fixed in (None, mode) and mode in kept for mode in RECOMPUTE_MODES])

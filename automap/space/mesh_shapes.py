@@ -19,7 +19,7 @@ from automap.arrays import Mask
 from automap.errors import ProblemError
 from automap.price.degrees import sequence_length
 from automap.price.lowered_plan import spread
-from automap.problem import Problem
+from automap.problem import PAIRED_MICRO_BATCHES, Problem
 from automap.space.constraints import Constrained
 from automap.space.device_order import Order, device_orders
 from automap.space.limits import Limits
@@ -140,9 +140,10 @@ class Meshes:
         self.middles = list(self.middle.degrees) if self.middle else [1]
         self.devices = problem.cluster.num_devices
         self.divisions = self._divisions()
-        self.shapes = self._as_fixed([shape for shape in self._find() if limits.shapes(shape)])
+        legal = [shape for shape in self._find() if limits.shapes(shape)]
+        self.shapes = self._as_fixed([shape for shape in legal if problem.pairs(shape.pp, shape.num_micro_batches)])
         if not self.shapes:
-            self._refuse()
+            self._refuse(alone=bool(legal))
         self.virtuals = sorted({shape.virtual for shape in self.shapes})
         self.orders: tuple[Order, ...] = device_orders(problem.cluster)[: 1 if self.alike else None]
         self.part = part_size(problem.cluster)
@@ -367,7 +368,15 @@ class Meshes:
 
     # -- refusals ------------------------------------------------------------------------------------------------
 
-    def _refuse(self) -> None:
+    def _refuse(self, *, alone: bool) -> None:
+        """Raises the error for no shapes; `alone`: whether there are some whose passes cannot run in pairs."""
+        if alone:
+            raise ProblemError(
+                "no plan of this batch and these hints has no pipeline and enough micro-batches",
+                field="training.overlap_expert_exchange",
+                value=True,
+                repair=f"Leave it out, or let each rank have {PAIRED_MICRO_BATCHES} samples or more.",
+            )
         devices, batch = self.problem.cluster.num_devices, self.problem.training.global_batch
         self.constrained.explain(self.degrees)
         pp = self.problem.hints.fix.pp

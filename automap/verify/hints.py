@@ -15,6 +15,7 @@ from typing import NamedTuple
 from automap.globs import select
 from automap.hints import Constraint, Fix
 from automap.plan import Plan
+from automap.problem import PAIRED_MICRO_BATCHES
 from automap.verify.model import Model, Placed
 from automap.verify.reading import Chunk, Violation, layer_operators, num_ranks, remainders
 from ir.graph import Graph
@@ -39,6 +40,20 @@ def check_hints(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[V
         yield from _recomputed(chunks, model, named)
     for chunk in chunks:
         yield from _sharded(chunk, chunks, model, named)
+    if model.problem.training.overlap_expert_exchange:
+        yield from _unpaired(plan, chunks, model)
+
+
+def _unpaired(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[Violation]:
+    """What keeps the passes of two micro-batches from running in pairs, as `training.overlap_expert_exchange` asks."""
+    asked = "training.overlap_expert_exchange"
+    if len(plan.stages) > 1:
+        yield Violation("stages", f"{asked} is not priced with pipelines")
+    if plan.num_micro_batches < PAIRED_MICRO_BATCHES:
+        yield Violation("num_micro_batches", f"{asked} is priced with {PAIRED_MICRO_BATCHES} micro-batches or more")
+    for chunk in chunks:
+        if chunk.again - _mode(chunk, model, "selective"):
+            yield Violation(f"{chunk.where}.recompute", f"{asked} does not go with more than selective recomputation")
 
 
 def _fixed(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[Violation]:
@@ -127,7 +142,7 @@ def _recomputed(chunks: Sequence[Chunk], model: Model, named: Sequence[set[int]]
     If some operators of a rank must be recomputed, all others of the rank may be too, also those for which a constraint
     forbids it. Constraints on operators that no recompute mode of the target recomputes have no effect.
     """
-    modes = ("selective", "full") if model.problem.target is None else model.problem.target.recompute
+    modes = model.problem.recompute_modes
     able = frozenset[int]().union(*(_mode(chunk, model, mode) for chunk in chunks for mode in modes))
     named = [members & able for members in named]
     for chunk in chunks:

@@ -114,7 +114,7 @@ SWITCHES = (
     "bf16", "fp16", "accumulate-allreduce-grads-in-fp32", "grad-reduce-in-bf16", "disable-bias-linear", "swiglu",
     "group-query-attention",
     "untie-embeddings-and-output-weights", "add-qkv-bias", "qk-layernorm",
-    "moe-grouped-gemm",
+    "moe-grouped-gemm", "overlap-moe-expert-parallel-comm", "delay-wgrad-compute",
 )  # fmt: skip
 
 

@@ -186,8 +186,17 @@ def sent_once() -> PlanSpace:
     return PlanSpace(Problem.build(graph, parse_cluster("4xA100"), training, hints))
 
 
+@pytest.fixture(scope="module")
+def paired() -> PlanSpace:
+    """Tokens whose exchanges run under another micro-batch."""
+    fix = {"tp": 1, "ep": 2, "zero": 0}
+    hints = {"fix": fix, "constraints": [{"scope": "loss", "sharding": {"dp": "P", "ep": "P"}}]}
+    training = {"global_batch": 32, "trainer": "megatron-core-26.06", "overlap_expert_exchange": True}
+    return PlanSpace(Problem.build(routed(8, copies=8, tokens=512, width=4096), "4xA100", training, hints))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["small", "sent_once"])
+@pytest.mark.parametrize("name", ["small", "sent_once", "paired"])
 def test_no_completion_beats_its_bound(request: pytest.FixtureRequest, name: str) -> None:
     """Every bound of every prefix of every plan with experts and three axes, by brute force."""
     space: PlanSpace = request.getfixturevalue(name)

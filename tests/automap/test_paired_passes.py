@@ -1,0 +1,143 @@
+"""Forward passes that run together with backward passes, each under the exchanges of experts of the other."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from collective_list import list_collectives
+
+from automap.cluster import parse_cluster
+from automap.errors import PlanError, ProblemError
+from automap.export.baseline import read_baseline, with_stated
+from automap.export.export import export
+from automap.price.evaluator import Evaluator
+from automap.price.lowered_plan import RECOMPUTE_MODES
+from automap.price.plan_writer import to_plan
+from automap.problem import Problem
+from automap.space.space import PlanSpace
+from automap.space.stated_strategy import Strategy, hand_made
+from automap.space.target_limits import plan_space
+from automap.verify import Verifier
+from ir import zoo
+
+MIXTURE = "moe:layers=4,hidden=64,heads=4,kv_heads=2,ffn=128,experts=4,seq_len=32,vocab_size=96"
+ON = {"global_batch": 40, "trainer": "megatron-core-26.06", "overlap_expert_exchange": True}
+OFF = {**ON, "overlap_expert_exchange": False}
+FIELD = "training.overlap_expert_exchange"
+
+
+def evaluator(training: dict[str, Any], hints: dict[str, Any] | None = None) -> Evaluator:
+    return Evaluator(Problem.build(zoo.build(MIXTURE), "4xH100", training, hints))
+
+
+@pytest.mark.parametrize("trainer", ["megatron-core", "megatron-core-26.06"])
+def test_four_fifths_of_the_exchanges_of_experts_hide_and_nothing_else(trainer: str) -> None:
+    strategy, seconds = Strategy(ep=2, tp=2, micro_batch=1), {}
+    for training in (ON, OFF):
+        found = evaluator({**training, "trainer": trainer})
+        lowered = hand_made(found, strategy)
+        outcome = found.evaluate(lowered)
+        seconds[training is ON] = np.array(outcome.ranks[0].comm_s)
+        sent = [c.seconds for c in list_collectives(lowered, found) if c.kind == "all_to_all"]
+        exchanged = lowered.num_micro_batches * sum(sent)
+    gone = seconds[False] - seconds[True]
+    assert exchanged > 0.0 and gone.sum() == pytest.approx(0.8 * exchanged)
+    assert np.count_nonzero(np.abs(gone) > 1e-12) == 1
+
+
+def test_what_cannot_overlap_is_refused_by_name() -> None:
+    dense = zoo.build("gpt:layers=2,hidden=64,heads=4,seq_len=32,vocab_size=96")
+    for training, hints, field in (
+        ({"trainer": "torchtitan"}, {}, FIELD),
+        ({"trainer": "megatron-core", "target": "deepspeed"}, {}, FIELD),
+        ({"precision": "fp32"}, {}, FIELD),
+        ({"global_batch": 4}, {}, FIELD),
+        ({}, {"recompute": "full"}, "hints.fix.recompute"),
+        ({}, {"pp": 2}, "hints.fix.pp"),
+        ({}, {"num_micro_batches": 4}, "hints.fix.num_micro_batches"),
+        ({"global_batch": 16}, {"dp": 4}, FIELD),
+    ):
+        with pytest.raises(ProblemError) as fault:
+            PlanSpace(evaluator({**ON, **training}, {"fix": hints}).problem)
+        assert fault.value.field == field and fault.value.repair
+        PlanSpace(evaluator({**OFF, **training}, {"fix": hints}).problem)
+    with pytest.raises(ProblemError, match="no experts") as fault:
+        Problem.build(dense, "4xH100", ON)
+    assert fault.value.field == FIELD
+    for strategy, name in (
+        (Strategy(pp=2, ep=2), "pp"),
+        (Strategy(ep=2, recompute="full"), "recompute"),
+        (Strategy(ep=2, micro_batch=5), "micro_batch"),
+    ):
+        hand_made(evaluator(OFF), strategy)
+        with pytest.raises(PlanError, match="overlap_expert_exchange") as refused:
+            hand_made(evaluator(ON), strategy)
+        assert refused.value.field == name
+
+
+@pytest.mark.parametrize("target", ["any", "megatron-core"])
+def test_the_space_has_the_plans_that_overlap_and_verification_agrees(target: str) -> None:
+    """Of plans without the setting, those without pipelines, with five micro-batches or more and without full
+    recomputation are in the space with it, and verification finds fault with all others."""
+    on, off = (plan_space(evaluator({**training, "target": target}).problem) for training in (ON, OFF))
+    assert on.shapes == tuple(s for s in off.shapes if s.pp == 1 and s.num_micro_batches >= 5)
+    assert on.modes.tolist() == (off.modes & (np.array(RECOMPUTE_MODES) != "full")).tolist() and off.modes[-1]
+    verifier, rng, seen = Verifier(on.problem), np.random.default_rng(0), set()
+    for values in on.random_batch(rng, 30):
+        plan = to_plan(on.lowered(tuple(values.tolist())), on.evaluator)
+        assert not verifier.violations(plan, memory=False)
+    for values in off.random_batch(rng, 60):
+        lowered = off.lowered(tuple(values.tolist()))
+        faults = verifier.violations(to_plan(lowered, off.evaluator), memory=False)
+        about = {fault.where.split(".")[-1] for fault in faults if FIELD in fault.what}
+        again = any(segment.recomputed.any() for segment in itertools.chain(*lowered.chunks))
+        want = {"stages"} if len(lowered.chunks) > 1 else set()
+        want |= {"num_micro_batches"} if lowered.num_micro_batches < 5 else set()
+        assert about == want | ({"recompute"} if again else set())
+        seen |= about
+    assert seen == {"stages", "num_micro_batches", "recompute"}
+
+
+def test_megatron_gets_the_option_where_it_has_experts_to_exchange() -> None:
+    """What is exported is read as the same training and priced alike; without expert parallelism it is refused there,
+    and left out."""
+    cluster = parse_cluster("4xH100")
+    for ep in (1, 2):
+        found = evaluator({**ON, "target": "megatron-core"})
+        lowered = hand_made(found, Strategy(ep=ep, tp=2, sequence_parallel=True))
+        plan = to_plan(lowered, found)
+        script = export(plan, found.problem, "megatron-core").files["megatron.sh"]
+        assert ("--overlap-moe-expert-parallel-comm\n    --delay-wgrad-compute\n" in script) == (ep > 1)
+        assert f"CUDA_DEVICE_MAX_CONNECTIONS={32 if ep > 1 else 1}\n" in script
+        hints = {"baseline": {"file": "megatron.sh", "text": script}}
+        said = with_stated({}, hints, cluster)
+        assert said.get("overlap_expert_exchange", False) == (ep > 1)
+        again = read_baseline(Evaluator(Problem.build(zoo.build(MIXTURE), cluster, said, hints)))
+        assert again is not None
+        step = found.evaluate(lowered).step_time_s
+        assert again.plan.estimate.step_time_s == pytest.approx(step, rel=1e-9)
+
+
+def test_a_script_that_is_priced_otherwise_is_told_so() -> None:
+    """With a pipeline, the option of a script is not priced; without one, what the user says of it is."""
+    cluster = parse_cluster("4xH100")
+    script = (
+        "--expert-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 40 --seq-length 32 --bf16 "
+        "--num-layers 4 --overlap-grad-reduce --overlap-moe-expert-parallel-comm"
+    )
+    for more, given, told in (
+        ("", None, ""),
+        ("", False, "give overlap_expert_exchange true"),
+        (" --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1", None, "priced as exposed"),
+    ):
+        hints = {"baseline": {"file": "args.sh", "text": script + more}}
+        own = {} if given is None else {"overlap_expert_exchange": given}
+        problem = Problem.build(zoo.build(MIXTURE), cluster, {**with_stated({}, hints, cluster), **own}, hints)
+        assert problem.training.overlap_expert_exchange == (not told)
+        read = read_baseline(Evaluator(problem))
+        assert read is not None
+        notes = [note for note in read.notes if "exchange" in note]
+        assert len(notes) == bool(told) and all(told in note for note in notes)
