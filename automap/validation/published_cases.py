@@ -55,6 +55,9 @@ a source without one that of most runs."""
 CONTAINERS = {"megatron-core": ((26, 6), "megatron-core-26.06")}
 """Software -> the first container of NVIDIA, year and month, whose runs have a trainer of their own, and the trainer;
 runs name it in their source, as in `26.06 NeMo Container`."""
+OVERLAPPED = {"gpt-oss-120b": ("GB200", "GB300"), "qwen3-30b": ("GB200", "GB300", "B300")}
+"""Models -> the devices for which Megatron-Bridge's recipes in mxfp8 set `moe_a2a_overlap` (from container 26.06 on:
+src/megatron/bridge/perf_recipes/gpt_oss and qwen, a folder for each device)."""
 LATENT = ("deepseek-v2", "deepseek-v3", "kimi-k2")
 """Models with multi-head latent attention (their papers)."""
 LATENT_SIZES = {"head_dim": 128, "kv_rank": 512, "q_rank": 1536, "rope_dim": 64}
@@ -105,6 +108,13 @@ def trainer_of(run: Run) -> str:
     releases = RELEASES.get(run.stack, {})
     name = releases.get(year[1] if year else "", run.stack)
     return name if name in trainers() else "generic"
+
+
+def _overlaps_exchange(run: Run) -> bool:
+    """Whether the recipe of a run sets `overlap_moe_expert_parallel_comm`, see `OVERLAPPED`."""
+    name, gpu = str(run.model.get("name", "")).lower(), run.cluster.get("gpu")
+    is_newer = trainer_of(run) == "megatron-core-26.06" and run.strategy.get("precision") == "mxfp8"
+    return is_newer and any(name.startswith(model) and gpu in gpus for model, gpus in OVERLAPPED.items())
 
 
 def _case(run: Run) -> Case:
@@ -187,6 +197,7 @@ def _training(run: Run) -> dict[str, Any]:
         # Some sources tell the two kinds of fp8 scales apart in the names of their rows alone.
         "scaling": "row" if stated == "fp8" and "rowwise" in run.id else "tensor",
         "async_tensor_parallel": bool(run.strategy.get("async_tp")),
+        "overlap_expert_exchange": _overlaps_exchange(run),
     }
 
 
