@@ -111,7 +111,10 @@ def trainer_of(run: Run) -> str:
 
 
 def _overlaps_exchange(run: Run) -> bool:
-    """Whether the recipe of a run sets `overlap_moe_expert_parallel_comm`, see `OVERLAPPED`."""
+    """Whether the recipe of a run sets `overlap_moe_expert_parallel_comm`, see `OVERLAPPED`, and it is priced: without
+    a pipeline."""
+    if run.strategy.get("pp") != 1:
+        return False
     name, gpu = str(run.model.get("name", "")).lower(), run.cluster.get("gpu")
     is_newer = trainer_of(run) == "megatron-core-26.06" and run.strategy.get("precision") == "mxfp8"
     return is_newer and any(name.startswith(model) and gpu in gpus for model, gpus in OVERLAPPED.items())

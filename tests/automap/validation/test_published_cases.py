@@ -25,13 +25,14 @@ MOE = {"experts": EXPERTS, "topk": TOP, "moe_ffn": WIDTH}
 
 
 def case(*, moe: dict[str, Any] | None = None, gpus: int = 8, per_node: int = 8, stack: str = "megatron-core",
-         model: dict[str, Any] | None = None, source: str = "", **strategy: Any) -> Case:  # fmt: skip
+         model: dict[str, Any] | None = None, source: str = "", gpu: str = "H100-SXM",
+         **strategy: Any) -> Case:  # fmt: skip
     stated = {"dp": 8, "tp": 1, "pp": 1, "micro_batch": 2, "global_batch": 32, "precision": "bf16",
               "recompute": "none", "zero_stage": 1, **strategy}  # fmt: skip
     run = Run(
         id="r0", group="made-up", stack=stack, model={**MODEL, "moe": moe, **(model or {})}, strategy=stated,
         iteration_s=1.0, peak_memory_bytes=None, source=source,
-        cluster={"gpu": "H100-SXM", "num_gpus": gpus, "gpus_per_node": per_node},
+        cluster={"gpu": gpu, "num_gpus": gpus, "gpus_per_node": per_node},
     )  # fmt: skip
     return case_of(run)
 
@@ -54,6 +55,20 @@ def test_a_run_has_the_trainer_of_its_container(source: str, trainer: str) -> No
     # Newer containers send a token once to each rank, and launch one kernel for all experts of a rank.
     step, before = (one.evaluator.evaluate(one.lowered).step_time_s for one in (found, older))
     assert step == before if trainer == "megatron-core" else step < 0.9 * before
+
+
+def test_exchanges_overlap_where_the_recipe_says_so() -> None:
+    newer = {"source": "26.06 NeMo Container", "gpu": "GB300", "precision": "mxfp8", "model": {"name": "Qwen3-30B-A3B"}}
+    newer |= {"moe": MOE, "ep": 4, "global_batch": 80}
+    assert case(**newer).problem.training.overlap_expert_exchange
+    for other in (
+        {"source": "26.04 NeMo Container"},
+        {"gpu": "B200"},
+        {"precision": "bf16"},
+        {"model": {"name": "Kimi-K2"}},
+        {"dp": 4, "pp": 2},
+    ):
+        assert not case(**{**newer, **other}).problem.training.overlap_expert_exchange
 
 
 def test_products_of_experts_are_launched_one_by_one_or_as_one() -> None:
