@@ -80,7 +80,8 @@ class DividedSettings:
         self._reached: list[Division] = []
         """What moves have led to from the others."""
         self._used: dict[Setting, tuple[Strategy, ...]] = {}
-        """Strategies of the fastest partition of each setting."""
+        """Strategies of the fastest partition of each setting, in a division at length: with few of them there is time
+        for more settings."""
         self._megatron, self._at_length = megatron_strategies(incumbent.space), at_length
         self._known: set[object] = set()
         """`_key` of each plan that was tried."""
@@ -90,8 +91,8 @@ class DividedSettings:
         """Settings that were tried with all strategies."""
 
     def run(self, settings: Sequence[Setting]) -> None:
-        """Tries settings, then other numbers of micro-batches with the strategies of the best plan, and at last the
-        ZeRO stages of `ZEROS`.
+        """Tries settings, behind each one other numbers of micro-batches with the strategies of the best plan, and at
+        last the ZeRO stages of `ZEROS`.
 
         Args:
             settings: settings of pipelines, those of the fastest first.
@@ -99,12 +100,8 @@ class DividedSettings:
         self._incumbent.searcher = "piper"
         for setting in settings:
             self._try(setting)
-        for factor in (STRIDE, 1.0):
-            best = None
-            while self._best_s and self._best != best:
-                best = self._best
-                for larger in (True, False):
-                    self._try_counts(best, factor, larger=larger)
+            self._walk(STRIDE)
+        self._walk(1.0)
         if self._best_s:
             self._try(self._best)
         count = (self._best if self._best_s else settings[0]).num_micro_batches
@@ -120,9 +117,18 @@ class DividedSettings:
             plan = self._moves.staged(division)
             self.priced += with_prices(self._incumbent, self._new(replace(plan, schedule=kind) for kind in kinds))
 
+    def _walk(self, factor: float) -> None:
+        """Tries larger and smaller numbers of micro-batches than the best one, and then from the best of these, as long
+        as that gains; `factor`: see `_try_counts`."""
+        best = None
+        while self._best_s and self._best != best:
+            best = self._best
+            for larger in (True, False):
+                self._try_counts(best, factor, larger=larger)
+
     def _try_counts(self, setting: Setting, factor: float, *, larger: bool) -> None:
-        """Tries larger or smaller numbers of micro-batches than that of a setting, with the strategies of its fastest
-        partition, until `PATIENCE` in a row have not gained.
+        """Tries larger or smaller numbers of micro-batches than that of a setting, until `PATIENCE` in a row have not
+        gained; in a division at length with the strategies of its fastest partition alone.
 
         The best pipeline with unlike stages may have fewer or more stages than the best one with equal stages, and then
         another best number of micro-batches.
@@ -181,10 +187,9 @@ class DividedSettings:
             ranked = promising(table, self._effort.entries, quick=not self._at_length)
             ranked = ranked[: PRICED if self._at_length else PRICED_QUICKLY]
             partitions, plans = [partition for _, partition in ranked], [table.staged(one) for _, one in ranked]
-            divisions = [Division.of(table, *one) for one in ranked]
-            if divisions:
+            if self._at_length and ranked:
+                divisions = [Division.of(table, *one) for one in ranked]
                 self._used.setdefault(setting, divisions[0].strategies)
-            if self._at_length:
                 self._begins += divisions[MOVED_AT_ONCE:]
                 for one in divisions[:MOVED_AT_ONCE]:
                     self._reached.append(self._moves.best(one, table))

@@ -350,7 +350,7 @@ def test_numbers_of_micro_batches_between_those_that_were_tried_have_a_turn(monk
     tried, best = counts_tried(
         monkeypatch, 768, [(2, 0), (2, 1)], lambda one: abs(np.log(one.num_micro_batches / 9.0)) + one.zero
     )
-    assert tried[:5] == [(2, 0), (2, 1), (3, 0), (6, 0), (12, 0)]
+    assert tried[:4] == [(2, 0), (3, 0), (6, 0), (12, 0)] and (2, 1) in tried
     assert best == (8, 0)
 
 
