@@ -101,9 +101,9 @@ def serve(
         app = create_app(settings, client)
         stack.callback(close, app)
         name = f"[{host}]" if ":" in host else host
-        on_ready(f"http://{name}:{bound.getsockname()[1]}")
         # After its own shutdown uvicorn raises the signal again; ours then unwinds the stack.
         with contextlib.suppress(KeyboardInterrupt, SystemExit):
+            on_ready(f"http://{name}:{bound.getsockname()[1]}")
             Server(server_config(app, settings), app.state.feed).run(sockets=[bound])
 
 
