@@ -52,7 +52,7 @@ from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
 from automap.runtime.torch_export import export_onnx, quiet
 from automap.runtime.trainer import IGNORED, parallelize
-from automap.runtime.trainer.training_graph import data_inputs, training_graph
+from automap.runtime.trainer.training_graph import training_graph
 from automap.runtime.transformers_models import as_trained, from_config
 from automap.space.target_limits import plan_space
 from ir.graph import Graph
@@ -291,7 +291,7 @@ def batch(graph: Graph, plan: Plan, seed: int) -> tuple[list[Tensor], Tensor]:
     generator = torch.Generator().manual_seed(seed)
     samples = plan.training.global_batch
     found = []
-    for tensor in data_inputs(graph):
+    for tensor in graph.data_inputs:
         shape = tensor.shape_at(samples)
         ids = torch.randint(WORDS, shape, generator=generator)
         found.append(torch.randn(shape, generator=generator) if tensor.is_float else ids)
@@ -307,7 +307,7 @@ def batch(graph: Graph, plan: Plan, seed: int) -> tuple[list[Tensor], Tensor]:
 def losses_of(module: nn.Module, graph: Graph, plan: Plan) -> list[float]:
     """The losses of two steps in one process."""
     optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
-    names, losses = [t.name for t in data_inputs(graph)], []
+    names, losses = [t.name for t in graph.data_inputs], []
     for seed in (1, 2):
         inputs, labels = batch(graph, plan, seed)
         data = [x.double() if x.is_floating_point() else x for x in inputs]
