@@ -7,6 +7,7 @@ pieces becomes one unit, so that a transformer layer is one unit.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -112,8 +113,9 @@ def _found(graph: Graph, *, several: bool) -> Blocks:
         return Blocks(units=(), num_types=0)
     cuts = find_cuts(graph, several=several)
     ends = [i + 1 for i in cuts if first <= i < len(ops) - 1] + [len(ops)]
-    segments = _merge(graph, list(zip([first, *ends[:-1]], ends, strict=True)))
     hasher = _Hasher(graph)
+    pieces = list(zip([first, *ends[:-1]], ends, strict=True))
+    segments = _merge(graph, pieces, [hasher.segment(start, stop, cuts.get(start - 1)) for start, stop in pieces], cuts)
     kinds = [hasher.segment(start, stop, cuts.get(start - 1)) for start, stop in segments]
     # Each layer of a profile is a unit of its own. If repeats were fused, alternating layers could never be cut apart.
     is_profile = any(op.kind == LAYER for op in ops)
@@ -165,31 +167,84 @@ def _form(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.dtype, tensor.batch_dim, tensor.shape
 
 
-def _merge(graph: Graph, segments: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Merges segments without heavy operators with a neighbour: the next one if `_opens`, else the one before.
+def _merge(
+    graph: Graph, segments: list[tuple[int, int]], kinds: Sequence[int], cuts: Mapping[int, Cut]
+) -> list[tuple[int, int]]:
+    """Merges segments without heavy operators with the heavy ones before and after them.
 
     A norm before a segment that itself begins with a norm is merged with the segment before. This is the case for the
-    norm after BLOOM's embedding; merged with the first layer, it would make this layer unlike all others.
+    norm after BLOOM's embedding; merged with the first layer, it would make this layer unlike all others. `_alike` then
+    moves the places between where repeated layers differ in what stands beside them.
+
+    Args:
+        graph: in canonical order.
+        segments: start and stop of all segments.
+        kinds: [segments] numbers of their structures.
+        cuts: the cuts of the graph by the operator before.
     """
-    heavy = [any(is_heavy(graph, graph.operators[i]) for i in range(a, b)) for a, b in segments]
-    if not any(heavy):
+    heavy = [i for i, (a, b) in enumerate(segments) if any(is_heavy(graph, graph.operators[k]) for k in range(a, b))]
+    if not heavy:
         return [(segments[0][0], segments[-1][1])]
-    last = max(i for i, h in enumerate(heavy) if h)
-    merged: list[tuple[int, int]] = []
-    pending: int | None = None
-    for i, (start, stop) in enumerate(segments):
-        if heavy[i]:
-            merged.append((start if pending is None else pending, stop))
-            pending = None
-        elif pending is not None:
-            continue
-        elif i < last and (
-            not merged or (_opens(graph, start, stop) and not _begins_with_norm(graph, *segments[i + 1]))
-        ):
-            pending = start
-        else:
-            merged[-1] = (merged[-1][0], stop)
-    return merged
+    begins = [0]
+    for before, after in itertools.pairwise(heavy):
+        opening = (
+            i
+            for i in range(before + 1, after)
+            if _opens(graph, *segments[i]) and not _begins_with_norm(graph, *segments[i + 1])
+        )
+        begins.append(next(opening, after))
+    begins = _alike(graph, segments, kinds, heavy, begins, cuts)
+    stops = [*begins[1:], len(segments)]
+    return [(segments[first][0], segments[stop - 1][1]) for first, stop in zip(begins, stops, strict=True)]
+
+
+def _alike(
+    graph: Graph,
+    segments: Sequence[tuple[int, int]],
+    kinds: Sequence[int],
+    heavy: Sequence[int],
+    begins: Sequence[int],
+    cuts: Mapping[int, Cut],
+) -> list[int]:
+    """Moves the places between heavy segments so that equal ones are merged with equal neighbours.
+
+    A heavy segment that occurs several times takes, of the cheap ones behind it, those that are behind all of them, and
+    of the cheap ones in front of it those that are in front of all. The norm of ConvNeXt's downsampling is behind the
+    last layer of a stage and behind no other layer: it belongs to the downsampling. A place is moved only where no more
+    crosses there: a pooling stays with the layer before it.
+
+    Args:
+        graph, segments, kinds, cuts: see `_merge`.
+        heavy: numbers of the heavy segments.
+        begins: [heavy] number of the first segment that is merged with each.
+    """
+    pairs = list(itertools.pairwise(heavy))
+    behind: dict[int, list[Sequence[int]]] = {}
+    in_front: dict[int, list[Sequence[int]]] = {}
+    for before, after in pairs:
+        run = kinds[before + 1 : after]
+        behind.setdefault(kinds[before], []).append(run)
+        in_front.setdefault(kinds[after], []).append(run[::-1])
+    moved = list(begins)
+    for number, (before, after) in enumerate(pairs, 1):
+        followers, leaders = behind[kinds[before]], in_front[kinds[after]]
+        lowest = after - _num_common(leaders) if len(leaders) > 1 else before + 1
+        highest = before + 1 + _num_common(followers) if len(followers) > 1 else after
+        place = min(max(begins[number], lowest), highest)
+        if lowest <= highest and place != begins[number]:
+            sizes = [_crossing_elements(graph, cuts[segments[at][0] - 1]) for at in (place, begins[number])]
+            moved[number] = place if sizes[0] <= sizes[1] else begins[number]
+    return moved
+
+
+def _num_common(runs: Sequence[Sequence[int]]) -> int:
+    """The number of equal values with which all sequences begin."""
+    return sum(1 for _ in itertools.takewhile(lambda values: len(set(values)) == 1, zip(*runs, strict=False)))
+
+
+def _crossing_elements(graph: Graph, cut: Cut) -> float:
+    """Elements that cross a cut for one sample."""
+    return sum(graph.tensors[name].elements.at(1) for name in (cut.boundary, *cut.beside))
 
 
 def _opens(graph: Graph, start: int, stop: int) -> bool:
@@ -199,9 +254,13 @@ def _opens(graph: Graph, start: int, stop: int) -> bool:
 
 
 def _begins_with_norm(graph: Graph, start: int, stop: int) -> bool:
-    """Whether the first operator of a segment that computes something is a norm."""
+    """Whether the first operator of a segment that computes something is a norm.
+
+    A mean of a tensor that nothing else reads is a pooling.
+    """
     op = next((o for o in graph.operators[start:stop] if not o.is_view), None)
-    return op is not None and op.kind in NORMALISATIONS
+    is_pooling = op is not None and op.kind == "ReduceMean" and len(graph.consumers[op.inputs[0]]) == 1
+    return op is not None and op.kind in NORMALISATIONS and not is_pooling
 
 
 class _Hasher:

@@ -226,3 +226,37 @@ def test_layers_that_share_a_turned_weight_read_it_each():
     assert local.num_parameters == graph.num_parameters and local.forward_flops == graph.forward_flops
     # One layer, or weights that nobody else reads, are left as they are.
     assert localize(build_shared(1, turned=True)) == build_shared(1, turned=True)
+
+
+def stages(depth: int) -> Graph:
+    """Two stages of residual layers, each behind a norm, with a pooling and a head, in the manner of ConvNeXt."""
+    builder = GraphBuilder()
+    builder.input("x", (1, 4, 16), "float32")
+
+    def linear(x: str) -> str:
+        builder.parameter(f"{x} weight", (16, 16))
+        return builder.add("MatMul", [x, f"{x} weight"], [f"{x}y"])[0]
+
+    def norm(x: str) -> str:
+        builder.parameter(f"{x} scale", (16,))
+        return builder.add("RMSNormalization", [x, f"{x} scale"], [f"{x}n"], attributes={"axis": -1}, opset=23)[0]
+
+    x = "x"
+    for _ in range(2):
+        x = norm(linear(x))
+        for _ in range(depth):
+            (inner,) = builder.add("Relu", [linear(x)], [f"{x}r"])
+            (x,) = builder.add("Add", [x, inner], [f"{x}a"])
+    (x,) = builder.add("ReduceMean", [norm(x)], ["mean"], attributes={"axes": (1,), "keepdims": 0})
+    return builder.finish([linear(x)], name="stages")
+
+
+def test_a_norm_beside_repeated_layers_is_merged_with_none_of_them():
+    graph = stages(3)
+    blocks = find_units(graph)
+    check(graph, blocks)
+    kinds = [[op.kind for op in graph.operators[unit.start : unit.stop]] for unit in blocks.units]
+    layer = ["MatMul", "Relu", "Add"]
+    stem = ["MatMul", "RMSNormalization"]
+    assert kinds == [stem, *[layer] * 3, stem, *[layer] * 3, ["RMSNormalization", "ReduceMean", "MatMul"]]
+    assert blocks.num_blocks == 6
