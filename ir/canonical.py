@@ -5,7 +5,8 @@
 2. `Reshape [b,s,k] -> [(b s),k]; product; bias; Reshape -> [b,s,n]` becomes a product and a bias on `[b,s,k]`, since
    `(b s)` could be split by samples only, and `[b,s,k]` also by positions.
 3. A softmax in small steps becomes a Softmax (`ir.spelled_out`).
-4. A bias after a product has no memory traffic of its own: the kernel of the product adds it (GEMM epilogue).
+4. Attentions that share the product of their scores have one each (`ir.own_scores`).
+5. A bias after a product has no memory traffic of its own: the kernel of the product adds it (GEMM epilogue).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ir.graph import Graph, Operator, Tensor
+from ir.own_scores import with_own_scores
 from ir.rewrite import Rewrite
 from ir.spelled_out import spelled_out
 
@@ -24,7 +26,7 @@ once more to be summed."""
 
 def canonical(graph: Graph) -> Graph:
     """The rewritten graph; unchanged where nothing matches. See the module."""
-    for rewrite in (_transposes, _compose, _merged_products, spelled_out, _biases):
+    for rewrite in (_transposes, _compose, _merged_products, spelled_out, with_own_scores, _biases):
         graph = rewrite(graph)
     return graph
 

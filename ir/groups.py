@@ -23,19 +23,15 @@ from ir.group_kinds import (
     PICKED,
     PICKS,
     POINTWISE,
-    PRODUCTS,
     REDUCTIONS,
     ROTATIONS,
     SAME_SCORES,
     SCORES,
     STATISTICS,
-    WEIGHTS,
 )
+from ir.score_chains import MAX_MEMBERS, maker_of_data, scores_before, weights_behind
 
 GroupKind = Literal["attention", "softmax", "norm", "activation", "rotary", "loss"]
-
-MAX_MEMBERS = 48
-"""Largest number of operators in a group (assumed)."""
 
 BACKWARD_TRAFFIC: dict[GroupKind, float] = {
     "attention": 2.0, "softmax": 1.5, "norm": 2.0, "activation": 1.7, "rotary": 1.0, "loss": 1.0,
@@ -101,11 +97,6 @@ class _Finder:
 
     def _op(self, index: int) -> Operator:
         return self.graph.operators[index]
-
-    def _maker(self, name: str) -> int | None:
-        """The live operator that writes a tensor from data."""
-        index = self.graph.producer.get(name)
-        return index if index is not None and self._op(index).is_live else None
 
     def _is_constant(self, name: str) -> bool:
         """Whether a tensor depends on neither data nor parameters."""
@@ -193,11 +184,6 @@ class _Finder:
 
     # Attention
 
-    def _is_product(self, index: int) -> bool:
-        op = self._op(index)
-        made = [n for n in op.inputs if self._maker(n) is not None and not self.graph.is_weight(n)]
-        return op.kind in PRODUCTS and len(op.inputs) == 2 and len(set(made)) == 2
-
     def _attention(self, anchor: int) -> None:
         if self._op(anchor).kind == "Attention":
             members = {anchor} | self._layout_behind(anchor)
@@ -205,8 +191,8 @@ class _Finder:
                 members |= self._layout_before(name, members)
             self._add("attention", members)
             return
-        before = self._scores(anchor)
-        after = self._weights(anchor)
+        before = scores_before(self.graph, anchor)
+        after = weights_behind(self.graph, anchor)
         if before is None or after is None:
             self._plain_softmax(anchor)
             return
@@ -225,57 +211,12 @@ class _Finder:
         kept = {i for i in weighting if not any(i >= d for d in dropped)}
         self._add("attention", members, self._group("softmax", {*scoring, anchor, *kept}))
 
-    def _scores(self, anchor: int) -> tuple[int, set[int]] | None:
-        """The product from which the operand of a softmax comes, and the operators between; None if there are several
-        products."""
-        products: set[int] = set()
-        leads: dict[int, bool] = {}
-
-        def walk(name: str, depth: int) -> bool:
-            index = self._maker(name)
-            if index is None or depth > MAX_MEMBERS:
-                return False
-            if self._is_product(index):
-                products.add(index)
-                return True
-            if self._op(index).kind not in SCORES:
-                return False
-            if index not in leads:
-                leads[index] = False
-                hits = [walk(n, depth + 1) for n in self._op(index).inputs]
-                leads[index] = any(hits)
-            return leads[index]
-
-        walk(self._op(anchor).inputs[0], 0)
-        return (products.pop(), {i for i, hit in leads.items() if hit}) if len(products) == 1 else None
-
-    def _weights(self, anchor: int) -> tuple[int, set[int]] | None:
-        """The product that uses the result of a softmax, and the operators between; None if there are several
-        products."""
-        products: set[int] = set()
-        between: set[int] = set()
-        stack = [anchor]
-        while stack:
-            for name in self._op(stack.pop()).outputs:
-                if name in self.graph.outputs:
-                    return None
-                for index in self.graph.consumers[name]:
-                    if self._is_product(index):
-                        products.add(index)
-                    elif self._op(index).kind in WEIGHTS and len(between) < MAX_MEMBERS:
-                        if index not in between:
-                            between.add(index)
-                            stack.append(index)
-                    else:
-                        return None
-        return (products.pop(), between) if len(products) == 1 else None
-
     def _plain_softmax(self, anchor: int) -> None:
         """Adds a softmax with the scale and mask before it: one kernel that reads the scores and writes the weights."""
         members = {anchor}
         name = self._op(anchor).inputs[0]
         while True:
-            index = self._maker(name)
+            index = maker_of_data(self.graph, name)
             if index is None or self._op(index).kind not in SCORES or len(self.graph.consumers[name]) != 1:
                 break
             mains = [n for n in self._op(index).inputs if n in self.graph.of_parameters and not self.graph.is_weight(n)]
@@ -289,7 +230,7 @@ class _Finder:
         """Transposes, repeats of kv heads and scalings before tensor `name` that only attention reads."""
         chain: set[int] = set()
         while True:
-            index = self._maker(name)
+            index = maker_of_data(self.graph, name)
             inside = readers | chain
             if index is None or index in self.taken or not set(self.graph.consumers[name]) <= inside:
                 return chain
@@ -351,7 +292,7 @@ class _Finder:
         stack = list(members)
         while stack:
             for name in self._op(stack.pop()).inputs:
-                index = self._maker(name)
+                index = maker_of_data(self.graph, name)
                 if index is None or index in members | found | self.taken or name not in self._of_weights:
                     continue
                 if name not in self.graph.outputs and set(self.graph.consumers[name]) <= members | found:
@@ -378,7 +319,7 @@ class _Finder:
         farthest from `name` last."""
         found, frontier = [name], {name}
         for _ in range(MAX_MEMBERS):
-            makers = {n: self._maker(n) for n in frontier}
+            makers = {n: maker_of_data(self.graph, n) for n in frontier}
             latest = max((i for i in makers.values() if i is not None), default=None)
             if latest is None or latest in self.taken or self._op(latest).kind not in kinds:
                 break
@@ -399,13 +340,13 @@ class _Finder:
             return
         if self._op(anchor).kind == "Sub":
             # x * cos - y * sin of the two halves, or of each two neighbours.
-            index = self._maker(name)
+            index = maker_of_data(self.graph, name)
             if index is None or self._op(index).kind != "Mul":
                 return
             name = next((n for n in self._op(index).inputs if n in self.graph.of_parameters), name)
         roots = []
         for _ in range(8):
-            index = self._maker(name)
+            index = maker_of_data(self.graph, name)
             if index is None or self._op(index).kind not in ("Slice", "Split", "Gather", "Squeeze", "Reshape"):
                 break
             name = self._op(index).inputs[0]
@@ -439,7 +380,7 @@ class _Finder:
         also if the logarithm is applied to a single picked probability."""
         found, kinds = [name], {*SAME_SCORES, *PICKED, "Softmax"}
         while len(found) < MAX_MEMBERS:
-            index = self._maker(found[-1])
+            index = maker_of_data(self.graph, found[-1])
             if index is None or index in self.taken or self._op(index).kind not in kinds:
                 break
             kinds = kinds if self._op(index).kind in PICKED else kinds - PICKED
