@@ -74,7 +74,12 @@ class Blocks:
 
     def representative(self, type: int) -> Unit:  # noqa: A002
         """The first unit of a type."""
-        return next(u for u in self.units if u.type == type)
+        return self._first_units[type]
+
+    @functools.cached_property
+    def _first_units(self) -> Mapping[int, Unit]:
+        """The first unit of each type."""
+        return {unit.type: unit for unit in reversed(self.units)}
 
     @property
     def num_blocks(self) -> int:
@@ -173,8 +178,8 @@ def _merge(
     """Merges segments without heavy operators with the heavy ones before and after them.
 
     A norm before a segment that itself begins with a norm is merged with the segment before. This is the case for the
-    norm after BLOOM's embedding; merged with the first layer, it would make this layer unlike all others. `_alike` then
-    moves the places between where repeated layers differ in what stands beside them.
+    norm after BLOOM's embedding; merged with the first layer, it would make this layer unlike all others. Where fewer
+    segments are unlike after `_alike`, the places between are those that it returns.
 
     Args:
         graph: in canonical order.
@@ -193,9 +198,14 @@ def _merge(
             if _opens(graph, *segments[i]) and not _begins_with_norm(graph, *segments[i + 1])
         )
         begins.append(next(opening, after))
-    begins = _alike(graph, segments, kinds, heavy, begins, cuts)
-    stops = [*begins[1:], len(segments)]
-    return [(segments[first][0], segments[stop - 1][1]) for first, stop in zip(begins, stops, strict=True)]
+    moved = _alike(graph, segments, kinds, heavy, begins, cuts)
+    begins = min(begins, moved, key=lambda places: len({tuple(kinds[a:b]) for a, b in _spans(places, len(kinds))}))
+    return [(segments[first][0], segments[stop - 1][1]) for first, stop in _spans(begins, len(segments))]
+
+
+def _spans(begins: Sequence[int], stop: int) -> list[tuple[int, int]]:
+    """Start and stop of consecutive spans, given by their starts and the stop of the last one."""
+    return list(zip(begins, [*begins[1:], stop], strict=True))
 
 
 def _alike(
