@@ -71,6 +71,8 @@ class Evaluator:
         self.problem = problem
         self.tables = tables or build_tables(problem)
         self.blocks = self.tables.linkage.blocks
+        self.defaults: dict[tuple[int, int], tuple[int, int]] = {}
+        """The results of `automap.price.stage_reader.default_signatures` by unit type and offset."""
 
     def settings(self, zero: int) -> Record:
         """A new `SettingsRow` for `step`: trainer, precision and ZeRO stage. The caller may change it."""

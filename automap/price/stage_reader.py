@@ -37,19 +37,23 @@ def default_signatures(evaluator: Evaluator, unit_type: int, offset: int) -> tup
         unit_type: type of the operator's unit.
         offset: position of the operator in the unit.
     """
+    known = evaluator.defaults.get((unit_type, offset))
+    if known is not None:
+        return known
     table = evaluator.tables.linkage.types[unit_type].signatures[offset]
     whole = whole_signature(table)
     arrays = evaluator.tables.arrays
     begin = arrays.operators["first_signature"][int(evaluator.tables.spans[unit_type]) + offset]
     split = np.flatnonzero(arrays.signatures["splits_batch"][begin : begin + len(table)])
-    return whole, int(split[0]) if len(split) else whole
+    found = evaluator.defaults[unit_type, offset] = whole, int(split[0]) if len(split) else whole
+    return found
 
 
 class KnownOperators:
     """Results that are the same for equal operators of a plan, each computed once."""
 
     def __init__(self, evaluator: Evaluator) -> None:
-        self.default = functools.cache(functools.partial(default_signatures, evaluator))
+        self.default = functools.partial(default_signatures, evaluator)
         self.signature = functools.cache(functools.partial(_find_signature, evaluator))
         self._arrays = evaluator.tables.arrays
         self._divides: set[tuple[int, int, bytes, tuple[float, ...]]] = set()

@@ -50,8 +50,11 @@ def megatron_signatures(
     """
     values = np.zeros(len(space.slots), dtype=np.int64)
     values[: len(prefix)] = prefix
-    way = _Way(sequence_parallel, expert_axis, only_batch)
     for number, axis in enumerate(space.axes):
+        # What does not concern an axis is left out, so that equal choices are made once.
+        is_megatron = axis == "tp" and not only_batch
+        own_axis = axis if axis == expert_axis else ""
+        way = _Way(sequence_parallel and is_megatron, own_axis, only_batch and axis == "tp")
         legal = space.legal_on_axis(values, number)
         # Meshes with equal legal signatures get the same ones.
         key = (axis, way, legal.tobytes())
@@ -74,27 +77,52 @@ def _column(space: PlanSpace, axis: str, way: _Way, legal: Mask) -> list[int]:
     tensors = space.problem.graph.tensors.items()
     # Data inputs are split along the sequence, their second dim, at no cost.
     along = {n: 1 for n, t in tensors if t.role == "input" and t.batch_dim == 0 and len(t.shape) > 1}
+    given: Mapping[str, Placement] = along if axis == "cp" else {}
     incoming: Placement = BROADCAST
     column: list[int] = []
     for unit_type, unit in enumerate(space.linkage.types):
-        placed: dict[str, Placement] = dict(along) if axis == "cp" else {}
-        if unit.boundary_in is not None:
-            placed[unit.boundary_in] = incoming
-        own = legal[len(column) :]
-        best = _of_unit(space, unit_type, axis, way, own, placed)
-        if axis == "tp" and not way.only_batch and best.divided < 1.0:
-            # A split layer in front of a norm, such as an embedding of patches, may leave attention after it whole.
-            apart = way._replace(norms_whole=True)
-            starts = [placed]
-            if incoming != BROADCAST and unit.boundary_in is not None:
-                starts.insert(0, {**placed, unit.boundary_in: BROADCAST})
-            others = (_of_unit(space, unit_type, axis, w, own, s) for s in starts for w in (way, apart))
-            best = max(best, *others, key=lambda found: round(found.divided, 9))
-        column += best.column
-        if unit.boundary_out is not None:
-            found = best.placed.get(unit.boundary_out, BROADCAST)
-            incoming = BROADCAST if found == PARTIAL else found
+        own = legal[len(column) : len(column) + len(unit.groups)]
+        # Most units have equal legal signatures on many meshes.
+        key = (unit_type, axis, way, incoming, own.tobytes())
+        if key not in space.chosen:
+            space.chosen[key] = _best_of_unit(space, unit_type, axis, way, own, given, incoming)
+        of_unit, incoming = space.chosen[key]
+        column += of_unit
     return column
+
+
+def _best_of_unit(
+    space: PlanSpace,
+    unit_type: int,
+    axis: str,
+    way: _Way,
+    legal: Mask,
+    given: Mapping[str, Placement],
+    incoming: Placement,
+) -> tuple[list[int], Placement]:
+    """Signatures of the linkage groups of a unit on an axis, and the placement of the tensor that leaves it.
+
+    Args:
+        space, unit_type, axis, way: see `_column`.
+        legal: [groups of the unit, values] what is allowed.
+        given: placements of data inputs.
+        incoming: placement of the tensor that enters the unit.
+    """
+    unit = space.linkage.types[unit_type]
+    placed = dict(given) if unit.boundary_in is None else {**given, unit.boundary_in: incoming}
+    best = _of_unit(space, unit_type, axis, way, legal, placed)
+    if axis == "tp" and not way.only_batch and best.divided < 1.0:
+        # A split layer in front of a norm, such as an embedding of patches, may leave attention after it whole.
+        apart = way._replace(norms_whole=True)
+        starts = [placed]
+        if incoming != BROADCAST and unit.boundary_in is not None:
+            starts.insert(0, {**placed, unit.boundary_in: BROADCAST})
+        others = (_of_unit(space, unit_type, axis, w, legal, s) for s in starts for w in (way, apart))
+        best = max(best, *others, key=lambda found: round(found.divided, 9))
+    if unit.boundary_out is None:
+        return best.column, incoming
+    found = best.placed.get(unit.boundary_out, BROADCAST)
+    return best.column, BROADCAST if found == PARTIAL else found
 
 
 class _UnitChoice(NamedTuple):

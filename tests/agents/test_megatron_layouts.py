@@ -3,9 +3,11 @@
 The search begins with a plan that splits nothing. It knows no template.
 """
 
+import itertools
+
 import numpy as np
 import pytest
-from small_graphs import build_gpt
+from small_graphs import build_gpt, build_mlp
 
 from agents import Budget
 from agents.incumbent import Incumbent
@@ -15,7 +17,7 @@ from automap.cluster import parse_cluster
 from automap.globs import matches
 from automap.problem import Problem
 from automap.space.space import PlanSpace
-from automap.space.templates import megatron_signatures
+from automap.space.templates import megatron_signatures, templates
 from ir.factors import whole_signature
 
 COLUMN, ROW, HEADS = "B S(1) -> S(2)", "S(2) S(0) -> P", "S(1) S(1) -> S(1)"
@@ -120,3 +122,22 @@ def test_where_samples_are_many_it_is_data_parallelism():
     assert layout(space, values, "tp") == {}
     assert space.decode(values).stages[0].batch_axes == ("tp",)
     assert_optimal(space, values, start)
+
+
+class Forgetful(dict):
+    """A cache that is always empty when it is asked whether it has a key."""
+
+    def __contains__(self, key: object) -> bool:
+        return False
+
+    def get(self, key, default=None):
+        return default
+
+
+def test_templates_are_the_same_whether_or_not_choices_are_kept():
+    """Layers of six features are split over two ranks and not over four, and what reads them follows."""
+    problem = Problem.build(build_mlp((8, 6, 8, 8, 8, 8, 8)), "8xA100", {"global_batch": 16})
+    kept, chosen_anew = PlanSpace(problem), PlanSpace(problem)
+    chosen_anew.chosen = Forgetful()
+    assert list(itertools.islice(templates(kept), 200)) == list(itertools.islice(templates(chosen_anew), 200))
+    assert kept.chosen and not chosen_anew.chosen.keys() - kept.chosen.keys()
