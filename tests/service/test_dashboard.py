@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from agents.searcher import Progress, Reached
 from automap.cluster import parse_cluster
 from automap.errors import NothingFits
 from automap.gnn.made_up import Shape, make_problem
+from service.jobs import one_run
 from service.jobs.keys import Keys
 from service.jobs.store import Store
 from service.settings import Settings
@@ -451,15 +451,15 @@ def test_a_search_whose_answer_was_lost_is_begun_once(browser: Any, api: httpx.C
 
 @pytest.mark.slow
 def test_a_search_that_has_ended_is_told_in_its_order(
-    browser: Any, api: httpx.Client, client: redis.Redis, store: Store
+    browser: Any, api: httpx.Client, client: redis.Redis, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(one_run, "_PACE_S", 0.0)  # every report is written
     asked = {"zoo": GPT, "cluster": "8xA100-80GB", "training": {"global_batch": 64}, "budget": "300"}
     job_id = api.post("/v1/jobs", json=asked).json()["id"]
 
     def search(problem: Any, budget: Any, *, on_progress: Any, **rest: Any) -> Any:
         for number in (2, 8, 14, 20):
             on_progress(replace(told(number), seconds=20.0 * number))
-            time.sleep(0.6)
         raise NothingFits("nothing fits", field="cluster", value="8", repair="Take more.")
 
     run(job_id, client, search=search)
