@@ -160,7 +160,16 @@ class Cluster:
         """Warnings for users of prices on this cluster."""
         seen = self.constants.conditions.seen() if self.constants is not None and self.constants.conditions else ()
         busy = f"{self.name} was not quiet while it was measured, so its times are too long: {', '.join(seen)}"
-        return (f"{busy}; measure it again with `automap profile` when it has nothing else to do",) if seen else ()
+        again = f"{busy}; measure it again with `automap profile` when it has nothing else to do"
+        return ((again,) if seen else ()) + self._unused_link()
+
+    def _unused_link(self) -> tuple[str, ...]:
+        """That a single host has no other to reach by the link that its text names, as `8xA100@25Gbit` does."""
+        devices, at, link = self.name.partition("@")
+        if not at or len(self.hosts) > 1 or _PART.match(devices) is None:
+            return ()
+        repair = f"for several hosts, write their number first, as in 2x{devices.removeprefix('1x')}@{link}"
+        return (f"{self.name} is one host, so the link between hosts, {link}, changes nothing; {repair}",)
 
     def to_json(self) -> dict[str, Any]:
         """The document that `parse_cluster` reads back."""

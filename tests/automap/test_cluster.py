@@ -71,6 +71,22 @@ def test_usual_spellings_of_a_link_mean_the_same(text):
     assert parse_cluster(f"2x8xV100@{text}").nodes == parse_cluster("2x8xV100@25Gbit").nodes
 
 
+@pytest.mark.parametrize(
+    ("text", "is_told"),
+    [
+        ("8xV100@25Gbit", True),
+        ("1x8xV100@25Gbit", True),
+        ("8xV100", False),
+        ("2x4xV100@25Gbit", False),
+        ("4xV100+4xP100@25Gbit", False),
+    ],
+)
+def test_a_link_that_one_host_never_uses_is_told(text, is_told):
+    found = parse_cluster(parse_cluster(text).to_json()).warnings
+    assert ["2x8xV100@25Gbit" in warning for warning in found] == [True] * is_told
+    assert not parse_cluster({**parse_cluster("8xV100").to_json(), "name": "user@host"}).warnings
+
+
 def test_unknown_key_in_file_is_refused():
     document = parse_cluster("8xA100").to_json() | {"speed": 3}
     with pytest.raises(ClusterError, match="unknown key") as caught:
