@@ -18,6 +18,7 @@ import fcntl
 import gc
 import hashlib
 import itertools
+import logging
 import os
 import subprocess
 import sys
@@ -44,7 +45,9 @@ from numba.core.registry import CPUDispatcher
 from numba.core.runtime import rtsys
 
 from automap.kernel_digests import digest_of, globals_of
-from automap.phases import phase
+from automap.phases import is_listened, phase
+
+LOG = logging.getLogger("automap.jit")
 
 
 class _Library(JITCodeLibrary):  # type: ignore[misc]
@@ -183,11 +186,28 @@ MOST_PROCESSES = 8
 """Largest number of processes that compile kernels at once (assumed: each takes some hundreds of MB)."""
 
 
+ALL_KERNELS_S = 110.0
+"""Seconds of processor time in which one process compiles all kernels (measured on a shared core of a Xeon with numba
+0.68: 111 s)."""
+
+
+@cache
+def _num_processes() -> int:
+    """Number of processes that compile kernels at once on this machine."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, MOST_PROCESSES)
+
+
+@cache
+def _log_compilation(text: str) -> None:
+    """Logs `text`, once, where no listener will tell it: as a warning, so that Python shows it by default."""
+    LOG.warning("%s", text)
+
+
 @cache
 def _start_others() -> list[subprocess.Popen[bytes]]:
     """Has the other processor cores compile kernels too: who misses one kernel soon needs most of them."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    count = min(cores, MOST_PROCESSES)
+    count = _num_processes()
     # -P: folders of the user may have the names of ours.
     program = [sys.executable, "-P", "-m", "automap.compile_all", str(os.getpid())]
     quiet: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
@@ -320,12 +340,20 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
         return self._loaded
 
     def _telling(self) -> contextlib.AbstractContextManager[None]:
-        """A phase that is told, where the machine code is not there yet: it is made, or another process makes it."""
+        """A phase that is told, where the machine code is not there yet: it is made, or another process makes it.
+
+        Where nobody listens to phases, as in a script that calls `agents.search`, it is logged.
+        """
         if self._file("code").exists():
             return contextlib.nullcontext()
+        text = f"compiling kernels, {_cache_folder().about}"
         if self.shares_work and ".kernels" in self.__module__:
             _start_others()
-        return phase(f"compiling kernels, {_cache_folder().about}")
+            count = _num_processes()
+            text += f", up to {ALL_KERNELS_S / count:.0f} s on {count} free core{'s' * (count > 1)}"
+            if not is_listened():
+                _log_compilation(text)
+        return phase(text)
 
     def _make(self) -> Any:
         # The kernel's own number follows from its digest: machine code that was made before calls it by this name.

@@ -24,6 +24,11 @@ def phase(text: str) -> Iterator[None]:
             listener(None)
 
 
+def is_listened() -> bool:
+    """Whether somebody is told of phases."""
+    return bool(_listeners)
+
+
 @contextlib.contextmanager
 def listening(listener: Callable[[str | None], None]) -> Iterator[None]:
     """A context in which `listener` is called with the text of every phase that begins, and with None at its end."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,9 @@ import psutil
 import pytest
 from numba import float64, int64
 
+from automap import jit
 from automap.jit import MOST_PROCESSES, borrowing, kernel
+from automap.phases import listening
 from service import warm_up as warm
 
 EVERYTHING = """
@@ -174,6 +177,27 @@ def test_a_digest_tells_what_machine_code_depends_on() -> None:
 def test_an_inner_kernel_has_no_entry_from_python() -> None:
     with pytest.raises(TypeError, match="No matching definition"):
         doubled(np.ones(2), 0)
+
+
+def test_a_compilation_that_nobody_listens_to_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def half(value):  # type: ignore[no-untyped-def]
+        return value / 2.0
+
+    half.__module__ = "automap.kernels.never_compiled"
+    made = borrowing(float64(float64), inner=True)(half)
+    monkeypatch.setattr(jit, "_start_others", lambda: None)
+    jit._log_compilation.cache_clear()
+    told: list[str | None] = []
+    with listening(told.append), made._telling():
+        pass
+    assert not caplog.messages
+    for _ in range(2):
+        with made._telling():
+            pass
+    assert caplog.messages == told[:1]
+    assert re.fullmatch(r"compiling kernels, .*, up to \d+ s on \d free cores?", caplog.messages[0])
 
 
 @pytest.mark.slow

@@ -38,6 +38,7 @@ ELSEWHERE = {
     "automap sweep": "with what it prints, in `test_docs.py`",
     "automap trial": "on a smaller model, in `test_trials.py`",
     "automap serve": "by the fixture `api`",
+    "python -m service.warm_up": "in `test_cli.py`, by `main` of its module",
     "pip install": "in a clean environment, by `benchmarks/first_use.py`",
     "torchrun": "in `tests/automap/test_launch_line.py`, where the line of a plan is run",
 }
