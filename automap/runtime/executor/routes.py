@@ -53,6 +53,28 @@ class Route:
     dtype: torch.dtype
 
 
+def route_between(
+    tensor: StageTensor, ends: tuple[int, int], sources: Sequence[TensorLayout], targets: Sequence[TensorLayout]
+) -> Route:
+    """The route of a tensor between two layouts.
+
+    Args:
+        tensor: the tensor.
+        ends: the numbers of the stage that makes it and of the stage that reads it.
+        sources: rank -> the box that it sends from, for each replica that is trained apart, or for all ranks together.
+        targets: rank -> the box that it receives, for the same replicas.
+    """
+    maker, reader = ends
+    return Route(
+        name=tensor.name,
+        maker=maker,
+        reader=reader,
+        sources={rank: box for layout in sources for rank, box in layout.items()},
+        pieces=tuple(piece for pair in zip(sources, targets, strict=True) for piece in transfer(*pair)),
+        dtype=tensor.dtype,
+    )
+
+
 def forward_routes(stages: Sequence[StageBorder]) -> tuple[Route, ...]:
     """The routes of all tensors between stages, by maker, name and reader."""
     return tuple(_route(*ends) for ends in _crossings(stages))
@@ -80,17 +102,11 @@ def _route(
     stages: Sequence[StageBorder], maker: int, made: StageTensor, reader: int, read: StageTensor, *,
     is_back: bool = False,
 ) -> Route:  # fmt: skip
+    """The route of a tensor from its maker to a reader; of its gradient from the reader to the maker if `is_back`."""
     sources, targets = stages[maker].layouts(made), stages[reader].layouts(read)
     if is_back:
         sources, targets = targets, sources
-    return Route(
-        name=made.name,
-        maker=maker,
-        reader=reader,
-        sources={rank: box for layout in sources for rank, box in layout.items()},
-        pieces=tuple(piece for ends in zip(sources, targets, strict=True) for piece in transfer(*ends)),
-        dtype=made.dtype,
-    )
+    return route_between(made, (maker, reader), sources, targets)
 
 
 def global_order(lists: Mapping[int, Sequence[Action]], stages: Sequence[StageBorder]) -> tuple[Action, ...]:

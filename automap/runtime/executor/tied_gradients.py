@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from automap.runtime.executor.point_to_point import PointToPoint
-from automap.runtime.executor.routes import Route, StageBorder
-from automap.runtime.executor.transfer_plan import TensorLayout, inside, overlap, transfer
+from automap.runtime.executor.routes import Route, StageBorder, route_between
+from automap.runtime.executor.transfer_plan import TensorLayout, inside, overlap
 from automap.runtime.tensor_layout import Box, StageTensor
 
 
@@ -52,29 +52,25 @@ def tied_parameters(stages: Sequence[StageBorder]) -> dict[str, TiedParameter]:
 
 
 def _tied(stages: Sequence[StageBorder], name: str, readers: Sequence[int]) -> TiedParameter:
+    """The tied parameter `name`, which the stages with the numbers `readers` read."""
     tensors = {number: stages[number].parameters[name] for number in readers}
+    tensor = tensors[readers[0]]
     alike: dict[tuple[tuple[int, ...], tuple[Box, ...]], list[int]] = {}
-    for number, tensor in tensors.items():
-        alike.setdefault((stages[number].ranks, tuple(tensor.boxes)), []).append(number)
+    for number, read in tensors.items():
+        alike.setdefault((stages[number].ranks, tuple(read.boxes)), []).append(number)
     holders = tuple(tuple(numbers) for numbers in alike.values())
     layouts = [stages[first].layouts(tensors[first]) for first, *_ in holders]
     blocks = []
     for owner, block in enumerate(_blocks(list(tensors.values()), len(holders))):
         parts = [_within(layout, block) for layout in layouts[owner]]
 
-        def route(maker: int, reader: int, sources: Sequence[TensorLayout], targets: Sequence[TensorLayout]) -> Route:
-            return Route(
-                name=name,
-                maker=holders[maker][0],
-                reader=holders[reader][0],
-                sources={rank: box for layout in sources for rank, box in layout.items()},
-                pieces=tuple(piece for ends in zip(sources, targets, strict=True) for piece in transfer(*ends)),
-                dtype=tensors[readers[0]].dtype,
-            )
-
-        coming = tuple(route(other, owner, layout, parts) for other, layout in enumerate(layouts))
+        coming = tuple(
+            route_between(tensor, (holder[0], holders[owner][0]), layout, parts)
+            for holder, layout in zip(holders, layouts, strict=True)
+        )
         going = tuple(
-            route(owner, other, parts, [_within(one, block) for one in layout]) for other, layout in enumerate(layouts)
+            route_between(tensor, (holders[owner][0], holder[0]), parts, [_within(one, block) for one in layout])
+            for holder, layout in zip(holders, layouts, strict=True)
         )
         held = {rank: box for some in parts for rank, box in some.items()}
         blocks.append(Block(box=block, parts=held, coming=coming, going=going))

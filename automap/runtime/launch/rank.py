@@ -5,7 +5,6 @@ A rank dies with its parent.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import faulthandler
 import importlib
@@ -18,19 +17,12 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from ir.lifetime import die_with_parent
+
 SAY_WHERE = signal.SIGUSR1
 """The signal on which a rank writes its stack into its log."""
-_PR_SET_PDEATHSIG = 1
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "Cannot allocate memory")
 _PEER_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused")
-
-
-def _die_with(parent: int) -> None:
-    """Ends this process when its parent ends, also if that was before this call."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def fault(error: BaseException) -> dict[str, Any]:
@@ -54,7 +46,7 @@ def fault(error: BaseException) -> dict[str, Any]:
 def main(arguments: list[str]) -> int:
     """Runs a task, with the arguments that `launch` passes; returns the exit code."""
     place, rank, num_ranks, task, parent, memory_bytes = arguments
-    _die_with(int(parent))
+    die_with_parent(signal.SIGKILL, int(parent))
     faulthandler.register(SAY_WHERE, all_threads=False)
     if int(memory_bytes):
         resource.setrlimit(resource.RLIMIT_DATA, (int(memory_bytes), int(memory_bytes)))
