@@ -18,9 +18,7 @@ import fcntl
 import gc
 import hashlib
 import itertools
-import logging
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -45,9 +43,7 @@ from numba.core.registry import CPUDispatcher
 from numba.core.runtime import rtsys
 
 from automap.kernel_digests import digest_of, globals_of
-from automap.phases import is_listened, phase
-
-LOG = logging.getLogger("automap.jit")
+from automap.kernel_processes import compiling, start_others
 
 
 class _Library(JITCodeLibrary):  # type: ignore[misc]
@@ -182,38 +178,6 @@ def _exclusive(path: Path) -> Iterator[None]:
             gc.enable()
 
 
-MOST_PROCESSES = 8
-"""Largest number of processes that compile kernels at once (assumed: each takes some hundreds of MB)."""
-
-
-ALL_KERNELS_S = 110.0
-"""Seconds of processor time in which one process compiles all kernels (measured on a shared core of a Xeon with numba
-0.68: 111 s)."""
-
-
-@cache
-def _num_processes() -> int:
-    """Number of processes that compile kernels at once on this machine."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, MOST_PROCESSES)
-
-
-@cache
-def _log_compilation(text: str) -> None:
-    """Logs `text`, once, where no listener will tell it: as a warning, so that Python shows it by default."""
-    LOG.warning("%s", text)
-
-
-@cache
-def _start_others() -> list[subprocess.Popen[bytes]]:
-    """Has the other processor cores compile kernels too: who misses one kernel soon needs most of them."""
-    count = _num_processes()
-    # -P: folders of the user may have the names of ours.
-    program = [sys.executable, "-P", "-m", "automap.compile_all", str(os.getpid())]
-    quiet: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-    return [subprocess.Popen([*program, str(number), str(count)], **quiet) for number in range(1, count)]
-
-
 class Kernel(CPUDispatcher):  # type: ignore[misc]
     """A compiled function of one signature.
 
@@ -340,20 +304,13 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
         return self._loaded
 
     def _telling(self) -> contextlib.AbstractContextManager[None]:
-        """A phase that is told, where the machine code is not there yet: it is made, or another process makes it.
-
-        Where nobody listens to phases, as in a script that calls `agents.search`, it is logged.
-        """
+        """A phase that is told, where the machine code is not there yet: it is made, or another process makes it."""
         if self._file("code").exists():
             return contextlib.nullcontext()
-        text = f"compiling kernels, {_cache_folder().about}"
-        if self.shares_work and ".kernels" in self.__module__:
-            _start_others()
-            count = _num_processes()
-            text += f", up to {ALL_KERNELS_S / count:.0f} s on {count} free core{'s' * (count > 1)}"
-            if not is_listened():
-                _log_compilation(text)
-        return phase(text)
+        is_ours = self.shares_work and ".kernels" in self.__module__
+        if is_ours:
+            start_others()
+        return compiling(_cache_folder().about, is_ours=is_ours)
 
     def _make(self) -> Any:
         # The kernel's own number follows from its digest: machine code that was made before calls it by this name.

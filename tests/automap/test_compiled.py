@@ -14,8 +14,9 @@ import psutil
 import pytest
 from numba import float64, int64
 
-from automap import jit
-from automap.jit import MOST_PROCESSES, borrowing, kernel
+from automap import jit, kernel_processes
+from automap.jit import borrowing, kernel
+from automap.kernel_processes import MOST_PROCESSES
 from automap.phases import listening
 from service import warm_up as warm
 
@@ -187,8 +188,8 @@ def test_a_compilation_that_nobody_listens_to_is_logged_once(
 
     half.__module__ = "automap.kernels.never_compiled"
     made = borrowing(float64(float64), inner=True)(half)
-    monkeypatch.setattr(jit, "_start_others", lambda: None)
-    jit._log_compilation.cache_clear()
+    monkeypatch.setattr(jit, "start_others", lambda: None)
+    kernel_processes._log_once.cache_clear()
     told: list[str | None] = []
     with listening(told.append), made._telling():
         pass
