@@ -69,6 +69,7 @@ class Bottleneck:
         self._said: set[str] = set()
 
     def _units(self) -> Iterator[BottleneckUnit]:
+        """The distinct units of the rank, see `units`."""
         lowered, evaluator = self.lowered, self.evaluator
         num_ranks = len(lowered.layout.stages)
         found: dict[tuple[object, ...], list[tuple[Segment, Ints, bool]]] = {}
@@ -173,6 +174,7 @@ class Bottleneck:
         return self._legal(replace(lowered, num_micro_batches=int(count), samples=int(samples)))
 
     def _legal(self, lowered: LoweredPlan) -> LoweredPlan | None:
+        """The plan, or None if a dim cannot be divided evenly over the ranks of a mesh axis."""
         arrays = self.evaluator.tables.arrays
         seen, samples = set(), int(lowered.rank_samples[self.rank])
         for segments in lowered.chunks:

@@ -78,6 +78,7 @@ def estimate_lowered(lowered: LoweredPlan, evaluator: Evaluator) -> Estimate:
 
 
 def _estimate(lowered: LoweredPlan, evaluator: Evaluator, outcome: Outcome) -> Estimate:
+    """The estimate of a plan with the time and memory `outcome`; its breakdown is that of the busiest rank."""
     problem = evaluator.problem
     step = outcome.step_time_s
     ranks = outcome.ranks

@@ -82,6 +82,7 @@ class Evaluator:
 
     @functools.cached_property
     def _settings(self) -> Record:
+        """The `SettingsRow` of the problem without ZeRO."""
         problem, trainer = self.problem, self.problem.trainer
         parameter, gradient, optimizer = problem.state_bytes
         moved = _touched(problem) / _touched(problem, "adam")

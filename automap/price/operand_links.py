@@ -34,6 +34,8 @@ def link_operands(rows: UnlinkedRows, first: int) -> None:
 
 
 def _link_readers(rows: UnlinkedRows, begin: int) -> None:
+    """Fills two fields of the operand rows from `begin` on. `sibling`: the next row that reads the same tensor;
+    `next_reader`: the first row that reads what a view, or another operator on parameters alone, makes of it."""
     readers: dict[int, int] = {}
     for row in range(len(rows.operands) - 1, begin - 1, -1):
         operand = rows.operands[row]
@@ -47,6 +49,8 @@ def _link_readers(rows: UnlinkedRows, begin: int) -> None:
 
 
 def _link_makers(rows: UnlinkedRows, begin: int) -> None:
+    """Fills `maker` and `same_memory` of the operand rows from `begin` on, and clears `is_saved` of parameters and of
+    what views make of them."""
     same: dict[tuple[int, object], int] = {}
     for row in range(begin, len(rows.operands)):
         operand = rows.operands[row]

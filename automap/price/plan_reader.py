@@ -247,6 +247,8 @@ def _ranks(plan: Plan, num_devices: int) -> int:
 
 
 def _layout(plan: Plan, evaluator: Evaluator, axes: Sequence[str], ranks: int) -> PipelineLayout:
+    """The devices and meshes of the pipeline ranks, after a check that stages of one rank have one mesh, whose size is
+    the number of its devices."""
     for number, stage in enumerate(plan.stages):
         if stage.mesh != plan.stages[number % ranks].mesh:
             what = f"differs from stages[{number % ranks}].mesh"

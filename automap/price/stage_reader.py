@@ -232,6 +232,7 @@ def _find_signature(evaluator: Evaluator, unit_type: int, offset: int, entry: Ax
 
 @functools.lru_cache(maxsize=4096)
 def _no_signature(evaluator: Evaluator, unit_type: int, offset: int, entry: AxisSharding, path: str) -> PlanError:
+    """The error for placements that no signature of the operator has: they are malformed, or not legal for it."""
     table = evaluator.tables.linkage.types[unit_type].signatures[offset]
     try:
         for text in (*entry.inputs, *entry.outputs):

@@ -87,6 +87,8 @@ class Tables:
 
 
 class _Builder:
+    """Builds the tables of a problem, one unit type after the other."""
+
     def __init__(self, problem: Problem, linkage: Linkage) -> None:
         self.problem = problem
         self.graph = problem.graph
@@ -114,6 +116,7 @@ class _Builder:
         """Whether dims of the operators of the unit type that is being added may be split unevenly."""
 
     def add_type(self, unit_type: int) -> None:
+        """Adds the rows of a unit type: its operators, their operands, and the tensors and signatures of these."""
         unit = self.linkage.blocks.representative(unit_type)
         target, times = self.problem.target, sum(one.type == unit_type for one in self.linkage.blocks.units)
         self.is_uneven = target is None or (target.uneven and times == 1)
@@ -214,12 +217,15 @@ class _Builder:
         return next((cast.copy / cast.source for cast in casts if cast.tensor == name), 0.0)
 
     def _last_use(self, ops: list[Operator], name: str, first: int) -> int:
+        """The operand row by which the last of some operators reads a tensor, or -1; `first` is the row of `ops[0]`."""
         for k in range(len(ops) - 1, -1, -1):
             if name in ops[k].inputs:
                 return self.operators[first + k].first_operand + ops[k].inputs.index(name)
         return -1
 
     def _add_tensor(self, tensor: Tensor, made: tuple[int, int] | None, first: int, incoming: str | None) -> int:
+        """Adds the row of a tensor and returns its number. `made`: number of the operator in the unit, whose first one
+        has the row `first`, and of the output; None where none makes it. `incoming`: the unit's boundary tensor."""
         if tensor.name == incoming:
             role = BOUNDARY
         elif tensor.role == "parameter":
@@ -284,6 +290,8 @@ class _Builder:
         unit: range,
         group: FusedGroup | None,
     ) -> None:
+        """Adds the rows of the operator with the number `index` in the graph, of its kernel and of its signatures
+        `table`; its operands are there already."""
         is_free = not op.is_live
         depends = op.outputs[0] in self.graph.of_parameters
         self.operators.append(
@@ -349,6 +357,7 @@ class _Builder:
         return float(self.graph.tensors[op.inputs[0]].shape[dict(op.attributes).get("layout", 0)])
 
     def _add_signatures(self, op: Operator, table: tuple[Signature, ...], classes: Classes) -> None:
+        """Adds the rows of an operator's signatures `table` and of their placements."""
         for signature in table:
             factor = None if signature.factor is None else op.rule.factors[signature.factor]
             exchange = factor.collective if factor else None

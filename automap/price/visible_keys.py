@@ -49,6 +49,8 @@ def mean_of(found: list[Visible]) -> Visible:
 
 @functools.cache
 def _visible(mask: Mask, skips_windows: bool) -> Visible:
+    """The keys that a kernel reads under a mask. If it skips no windows, it reads all keys, or all that a causal mask
+    allows."""
     window = mask.window
     if not skips_windows:
         window = CAUSAL if window.right == 0 else EVERYTHING
@@ -58,6 +60,8 @@ def _visible(mask: Mask, skips_windows: bool) -> Visible:
 
 
 def _in_window(window: Window, queries: int, keys: int) -> Visible:
+    """The keys that queries at positions 0, 1, … see in a window, without those before the first key and behind the
+    last."""
     rows = np.arange(queries)
     first = rows * 0 if window.left is None else rows - window.left
     last = rows * 0 + keys - 1 if window.right is None else rows + window.right

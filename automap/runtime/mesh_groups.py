@@ -137,6 +137,14 @@ def make_meshes(
 def _mesh(
     stage: Stage, number: int, axes: Sequence[str], rank: int | None, groups: Groups | None, *, is_apart: bool
 ) -> Mesh:
+    """The mesh of a stage; all process groups of its axes are made in one order, also those without this rank.
+
+    Args:
+        stage: the stage.
+        number: its number, for errors.
+        axes, rank, groups: see `make_meshes`.
+        is_apart: whether the replicas of the plan are averaged every few steps.
+    """
     devices = parse_devices(stage.devices)
     if groups is not None and max(devices) >= dist.get_world_size():
         raise PlanError(

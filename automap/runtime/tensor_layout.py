@@ -113,6 +113,7 @@ class TensorLayouts:
         return self.route((tensor.shape, tensor.batch_dim), source, target)
 
     def _box(self, extent: Extent, placements: Placements, coordinates: tuple[int, ...]) -> Box:
+        """The box of the rank with some coordinates: axes divide a dim one after the other, the outer ones first."""
         shape, batch_dim = extent
         found = []
         for dim, size in enumerate(shape):
@@ -141,6 +142,7 @@ class TensorLayouts:
         return tuple(found)
 
     def _route(self, extent: Extent, source: Placements, target: Placements) -> tuple[Step, ...]:
+        """See `steps`; where no order avoids stripes, the dims concerned are gathered first."""
         # A placement on the way may have no even split.
         with contextlib.suppress(PlanError):
             steps = self._ordered(extent, list(source), target)

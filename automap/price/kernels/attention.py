@@ -25,9 +25,9 @@ from automap.price.kernels.array_types import Record, tuple_type
 from automap.price.kernels.stage_records import ATTENTION_CURVE
 
 BLOCK = 128.0
-"""Queries of a block, and keys of a block of keys."""
+"""Queries of a block, and keys of a block of keys (FlashAttention-2, arXiv 2307.08691: typically 64 or 128)."""
 REFERENCE_HEAD = 128.0
-"""Head size at which the achieved rate is stated."""
+"""Head size at which the achieved rate is stated (chosen, the usual one; for others the curve has `small_head`)."""
 BACKWARD_TRAFFIC = 2.5
 """Bytes of the backward kernel over those of the forward one: it reads q, k, v, o and the gradient of o, and writes
 three gradients (FlashAttention-2, arXiv 2307.08691)."""
@@ -47,8 +47,9 @@ class Visible(NamedTuple):
 
 
 ALL_KEYS = Visible(1.0, 0.0, 1.0)
+"""Attention without a mask."""
 EARLIER_KEYS = Visible(0.5, 1.0, 1.0)
-"""A causal mask."""
+"""A causal mask: on average half of the keys, and all of them for the last query."""
 
 
 class AttentionShape(NamedTuple):

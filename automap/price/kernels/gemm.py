@@ -22,9 +22,10 @@ from automap.price.kernels.array_types import Record
 from automap.price.kernels.stage_records import GEMM_CURVE
 
 TILE = 128.0
-"""Rows and columns of a tile."""
+"""Rows and columns of the tile in which rounds are counted (assumed, a usual one of NVIDIA's matrix multiplication
+guide; the constants of the curve were fitted with it)."""
 CACHE_SHARE = 0.2
-"""Share of the last-level cache that the operands of one product keep."""
+"""Share of the last-level cache that the operands of one product keep (assumed; `cache_speedup` was fitted with it)."""
 GRAIN = 64.0
 """Rows and columns are padded to multiples of this by the kernels of published GPUs."""
 

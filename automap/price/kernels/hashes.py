@@ -13,7 +13,10 @@ SEEDS = (1469598103934665603, 7809847782465536322)
 
 @borrowing(types.UniTuple(int64, 2)(int64, int64, int64), inner=True)
 def mix(one, two, word):
-    """The two hashes of a sequence with one more word."""
+    """The two hashes of a sequence with one more word.
+
+    The first is multiplied by the prime of FNV-1a, the second by the factor of Knuth's MMIX generator.
+    """
     one = (one ^ word) * int64(1099511628211)
     one ^= one >> 29
     two = (two + word) * int64(6364136223846793005) + int64(1442695040888963407)

@@ -210,6 +210,15 @@ class Parameters:
         zero: int,
         values: Mapping[str, Tensor],
     ) -> _Flat:
+        """The parameters `names` in one vector, of which ZeRO gives this rank a piece.
+
+        Args:
+            names: parameters of one unit that are trained alike.
+            axes: the axes over which ZeRO shards the vector.
+            sums: the axes on which their gradients are partial.
+            zero: stage of ZeRO, 0 to 3; at 0 every parameter is a leaf of its own.
+            values: whole parameters, by name.
+        """
         stage = self.stage
         parts = []
         for name in names:

@@ -124,6 +124,17 @@ def sent_operand(program: StageProgram, sent: StageTensor) -> Operand:
 
 
 def _local(program: StageProgram, position: int, device: torch.device, *, local_batch_norm: bool) -> LocalOperator:
+    """The part of an operator that this rank computes.
+
+    Args:
+        program: the stage.
+        position: place of the operator in it.
+        device: device of the rank.
+        local_batch_norm: whether statistics of batches are those of one rank.
+
+    Raises:
+        PlanError: no kernel can compute the part exactly.
+    """
     placed = program.operators[position]
     op, tensors, layouts = placed.op, program.graph.tensors, program.layouts
     if op.kind not in FUNCTIONS:

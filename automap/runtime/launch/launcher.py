@@ -167,6 +167,14 @@ def _exit_code(pid: int) -> int | None:
 
 
 def _judge(codes: Sequence[int | None], folder: Path, limits: Limits, end: _End) -> tuple[OutcomeKind, str]:
+    """The outcome of a launch and a text about it: the most severe one of all ranks, unless the launcher ended them.
+
+    Args:
+        codes: [ranks] exit codes, see `_exit_code`.
+        folder: where ranks have written their reports and logs.
+        limits: those of the launch.
+        end: how it ended.
+    """
     if end == "stopped":
         return "stopped", "ended because the caller wanted it"
     if end == "time_limit":
@@ -181,6 +189,7 @@ def _judge(codes: Sequence[int | None], folder: Path, limits: Limits, end: _End)
 
 
 def _of_rank(rank: int, code: int | None, folder: Path) -> tuple[OutcomeKind, str]:
+    """The outcome of one rank and a text about it, from its report, else from its exit code."""
     said = _read(folder, rank)
     if "error" in said:
         return said["error"], said["message"]

@@ -154,6 +154,14 @@ def pad(use: Use) -> Tensor:
 
 
 def _mirrored(size: int, begin: int, end: int, mode: str, device: torch.device) -> Tensor:
+    """[begin + size + end] for each place of a padded dim, the place of its value in the dim of `size` elements.
+
+    Args:
+        size: elements of the dim.
+        begin, end: elements that are added before and after it.
+        mode: mode of ONNX's Pad: edge, wrap or reflect.
+        device: device of the result.
+    """
     places = torch.arange(-begin, size + end, device=device)
     if mode == "edge":
         return places.clamp(0, size - 1)

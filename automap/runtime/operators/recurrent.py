@@ -15,6 +15,7 @@ DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RN
 
 
 def _activation(name: str, alpha: float | None, beta: float | None) -> Activation:
+    """The activation that ONNX calls `name`, case ignored; parameters that are None have the defaults of ONNX."""
     plain: dict[str, Activation] = {
         "relu": torch.relu,
         "tanh": torch.tanh,

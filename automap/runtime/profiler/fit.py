@@ -28,7 +28,7 @@ PARTS = 5
 WIDTH = 0.1
 """The residual above which residuals count less than in full (assumed)."""
 GRAINS = (8.0, 16.0, 32.0, 64.0)
-"""The alignments of dims that are tried."""
+"""The alignments of dims that are tried (assumed: from a vector of a CPU to the tile of a GPU's kernel)."""
 GEMM = {
     "floor_us": (3.0, 0.05, 200.0),
     "compute_efficiency": (0.8, 0.02, 1.5),
@@ -48,7 +48,7 @@ ATTENTION = {
     "small_head_elements": (20.0, 0.0, 400.0),
     "backward": (3.0, 0.5, 20.0),
 }
-"""The same of the curve of attention."""
+"""The same of the curve of attention (assumed)."""
 COLLECTIVE = {
     "latency_us": (50.0, 0.5, 50000.0),
     "latency_growth": (0.2, 0.0, 20.0),
@@ -56,7 +56,7 @@ COLLECTIVE = {
     "small_group": (0.3, 0.0, 6.0),
     "ramp": (2.5, 0.0, 400.0),
 }
-"""The same of the curve of a collective."""
+"""The same of the curve of a collective (assumed)."""
 OF_GROUP_SIZE = ("latency_growth", "small_group")
 """Constants that groups of a single size cannot determine."""
 

@@ -42,8 +42,9 @@ STARTING_S = 30.0
 FITTING_S = 10.0
 """The part for fitting (assumed); what is left is for measuring."""
 LEAST_MEASURE_S = 1.0
-"""The least time for measuring."""
+"""The least time for measuring (assumed)."""
 ELEMENT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0}
+"""Precision of the operands of products that are timed -> bytes of an element."""
 STEP_MODEL = "gpt:layers={},hidden={},heads=4,seq_len={},vocab_size=256"
 Sizes = tuple[int, int, int, int]
 """(layers, width, positions, samples of a micro-batch)."""
@@ -71,14 +72,15 @@ TOGETHER: dict[str, tuple[tuple[Sizes, int, dict[str, int]], ...]] = {
 """Kind of device -> (sizes, micro-batches, fields of `automap.space.stated_strategy.Strategy`) of the steps on two
 devices that are timed; devices that no degree takes share the batch."""
 AMOUNTS = {"host_us_per_operator": 20.0, "micro_batch_ms": 0.5, "step_overhead_ms": 1.0, "memory": 1.0}
-"""Amounts that steps on one device determine -> usual sizes: constants, and the inverse of `memory_efficiency`."""
+"""Amounts that steps on one device determine -> usual sizes (assumed; the price is taken
+as linear between 0 and there): constants, and the inverse of `memory_efficiency`."""
 AMOUNTS_TOGETHER = {"latency_us": 100.0, "slowdown": 0.5, "send_host_ms": 0.2}
-"""Amounts that steps on two devices determine -> their usual sizes: the latency that a collective inside a step has
-beyond one alone, the relative excess of its transfer time, and a constant."""
+"""Amounts that steps on two devices determine -> their usual sizes (assumed): the latency that a collective inside a
+step has beyond one alone, the relative excess of its transfer time, and a constant."""
 NO_MEMORY = 1e-6
-"""Value of the inverse of `memory_efficiency` that is practically 0."""
+"""Value of the inverse of `memory_efficiency` that is practically 0 (assumed)."""
 LEAST_MEMORY = 0.05
-"""The inverse that is stated if steps do not depend on it."""
+"""The inverse that is stated if steps do not depend on it (assumed: memory 20 times as fast as its datasheet)."""
 COMPUTED: dict[str, Any] = {
     "overlap_exponent": 1.0,
     "kernel_us": 0.0,
@@ -90,6 +92,7 @@ COMPUTED: dict[str, Any] = {
 """Constants where the CPU is the device: nothing overlaps with its own work, its part of a collective is in the
 collective's own curve, no kernel uses tensor cores, and operators run one by one."""
 CHOSEN = "assumed: the host itself computes"
+"""The source that a cluster file states for the constants of `COMPUTED`."""
 ROUNDS = 3
 """The number of linearisations of the fit to steps in which CPU and device overlap."""
 BETWEEN_NODES = "ethernet-10"
@@ -168,6 +171,7 @@ def step_plans(kind: str) -> list[Run]:
 
 
 def _run(kind: str, sizes: Sizes, count: int, num_devices: int, degrees: Mapping[str, Any]) -> Run:
+    """A plan of a small model to be timed; arguments as in `STEPS` and `TOGETHER`."""
     *shape, samples = sizes
     spec = STEP_MODEL.format(*shape)
     precision = "bf16" if kind == "cuda" else "fp32"
