@@ -108,10 +108,14 @@ POWER = {"H100-96GB": 500.0 / 700.0}
 begins lower by the cube root of this: power grows with the clock and the square of the voltage, which rises with it."""
 BLACKWELL = ("B200", "B300")
 """Devices whose runs are fitted with those of the GB200, whose chips they have."""
-LINKS = ("infiniband", "nvlink")
-"""Kinds of links that are fitted: links between hosts, and the switches inside one host. Ethernet is not: of its runs,
-only InternEvo's depend on it, which cannot tell a slow network from less overlap."""
-KINDS = {"infiniband": ("infiniband", "omni-path"), "nvlink": ("nvlink",)}
+LINKS = ("rdma", "nvlink")
+"""Kinds of links that are fitted: links between hosts that carry RDMA, and the switches inside one host. InfiniBand and
+Ethernet have one constant: their adapters are the same, and runs cannot tell a slow network from less overlap. Ethernet
+below 100 Gbit/s carries TCP; no run depends on it."""
+KINDS = {
+    "rdma": ("infiniband", "omni-path", "ethernet-100", "ethernet-200", "ethernet-400", "ethernet-800"),
+    "nvlink": ("nvlink",),
+}
 OF_STEP = ("gradient_overlap", "step_overhead_ms", "send_host_ms", "micro_batch_ms")
 """Constants that only `step` reads, so that the costs of units do not depend on them."""
 

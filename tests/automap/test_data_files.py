@@ -78,6 +78,14 @@ def test_devices_on_pcie_share_what_their_host_carries() -> None:
             assert size * link.group_bytes_per_s(size) == pytest.approx(2 * link.bytes_per_s, rel=0.01)
 
 
+def test_all_networks_with_rdma_reach_one_share_of_their_rate() -> None:
+    """Ethernet has the adapters of InfiniBand, so neither is faster at the same rate."""
+    between = [link for link in LINKS.values() if link.scope == "inter"]
+    with_rdma = {link.name: link.efficiency for link in between if link.bandwidth_GBps >= 12.5}
+    assert {"infiniband-ndr", "ethernet-400", "efa-3200", "omni-path-100"} <= set(with_rdma)
+    assert len(set(with_rdma.values())) == 1
+
+
 def test_ethernet_of_any_rate_is_like_that_of_the_next_known_one() -> None:
     for rate, known in (("12Gbit", "ethernet-10"), ("80Gbit", "ethernet-50"), ("160Gbit", "ethernet-100")):
         node = parse_cluster(f"2x1xA100@{rate}")

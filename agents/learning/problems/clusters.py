@@ -67,11 +67,12 @@ AS_DRAWN: Mapping[str, Mapping[str, Any]] = {
 of problems count all of it."""
 LATER_RATES = ("product_rate", "plain_rate")
 """Settings of devices that there were not yet when labels and networks were made. Digests do not count them."""
-_FITTED = "fitted: benchmarks/fit_trainers.py, published_runs.json, 2026-11-22, one for all ethernet"
-_ETHERNET: Mapping[str, Any] = {"efficiency": 0.838, "source": {"efficiency": _FITTED}}
+_FITTED = "fitted: benchmarks/fit_trainers.py, published_runs.json, 2026-11-22, one for all "
+_ETHERNET: Mapping[str, Any] = {"efficiency": 0.838, "source": {"efficiency": f"{_FITTED}ethernet"}}
+_INFINIBAND: Mapping[str, Any] = {"efficiency": 0.58, "source": {"efficiency": f"{_FITTED}infiniband"}}
 _PCIE: Mapping[str, Any] = {"share_by_ranks": {}, "source": {"efficiency": "assumed"}}
 LINKS_AS_COUNTED: Mapping[str, Mapping[str, Any]] = {
-    **{link: _ETHERNET for link in LINKS if link.startswith("ethernet-")},
+    **{link: _ETHERNET if link.startswith("ethernet-") else _INFINIBAND for link in LINKS},
     **dict.fromkeys(("pcie3", "pcie4", "pcie5"), _PCIE),
 }
 """What data files said of a link when labels and networks were made. Problems are priced with the links of today, but
