@@ -108,6 +108,11 @@ POWER = {"H100-96GB": 500.0 / 700.0}
 begins lower by the cube root of this: power grows with the clock and the square of the voltage, which rises with it."""
 BLACKWELL = ("B200", "B300")
 """Devices whose runs are fitted with those of the GB200, whose chips they have."""
+UNKNOWN_CLOCK = 0.85
+"""Where the search for a clock begins (assumed). A device of which no runs and none of its chip are known has it."""
+GA100 = ("A100-", "A800-", "A30-")
+"""Devices with the chip of the A100, whose fitted clock is the highest. Others that its curves price have no fitted
+clock: nothing says that they hold theirs as well."""
 LINKS = ("rdma", "nvlink")
 """Kinds of links that are fitted: links between hosts that carry RDMA, and the switches inside one host. InfiniBand and
 Ethernet have one constant: their adapters are the same, and runs cannot tell a slow network from less overlap. Ethernet
@@ -129,7 +134,7 @@ def constants(trainers: set[str]) -> list[Constant]:
             if trainers & set(names):
                 found.append(Constant(name=f"{names[0]}.{key}", prior=prior, low=low, high=high, hold=hold))
     found += [Constant(name=n, prior=p, low=lo, high=hi, hold=h) for n, (p, lo, hi, h) in SHARED.items()]
-    clocks = {name: 0.85 * POWER.get(name, 1.0) ** (1.0 / 3.0) for name in CLOCKS}
+    clocks = {name: UNKNOWN_CLOCK * POWER.get(name, 1.0) ** (1.0 / 3.0) for name in CLOCKS}
     found += [Constant(name=f"clock.{k}", prior=prior, low=0.4, high=1.1, hold=0.001) for k, prior in clocks.items()]
     found += [Constant(name=f"link.{k}", prior=0.7, low=0.3, high=1.0, hold=0.1) for k in LINKS]
     found += [Constant(name="portable_attention", prior=0.5, low=0.3, high=0.8, hold=0.1)]
@@ -148,9 +153,11 @@ def link_kind(name: str) -> str:
 
 def clock_of(device: Device) -> str:
     """The device whose fitted clock another device uses: itself, or the nearest kind whose kernels were measured,
-    which before bf16 is the V100."""
+    which before bf16 is the V100. Empty if it has `UNKNOWN_CLOCK`."""
     if device.name in CLOCKS:
         return device.name
+    if device.curves_of == "A100" and "bf16" in device.peak_TFLOPs and not device.name.startswith(GA100):
+        return ""
     nearest = device.curves_of if "bf16" in device.peak_TFLOPs else "V100"
     for base in (device.name.split("-")[0], nearest):
         if base in CLOCKS:

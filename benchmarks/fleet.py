@@ -95,9 +95,10 @@ class Fleet:
             portable = float(x[self.at["portable_attention"]])
             for devices in (cluster.devices for cluster in clusters):
                 for name, device in devices.items():
+                    clock = self.at.get(f"clock.{clock_of(device)}")
                     devices[name] = replace(
                         device,
-                        sustained_clock=float(x[self.at[f"clock.{clock_of(device)}"]]),
+                        sustained_clock=device.sustained_clock if clock is None else float(x[clock]),
                         portable_attention=1.0 if device.curves_of == "A100" else portable,
                     )
         if "link" in kinds:

@@ -154,6 +154,18 @@ def test_devices_without_measurements_scale_with_their_rates() -> None:
     assert ratio == pytest.approx(wanted, rel=0.05)
 
 
+def test_products_of_16_bits_are_faster_where_there_are_tensor_cores() -> None:
+    """A P100 has none: products of fp16 are added up in fp32, at its rate. In long runs, no device exceeds its peak."""
+    for name, device in DEVICES.items():
+        precision = "bf16" if "bf16" in device.peak_TFLOPs else "fp16"
+        if name == "cpu" or not {precision, "fp32"} <= set(device.peak_TFLOPs):
+            continue
+        rates = {p: float(gemm_curve(device, p).flops_per_s) for p in (precision, "fp32")}
+        speedup = rates[precision] / rates["fp32"]
+        assert speedup == pytest.approx(1.0, rel=0.01) if name == "P100-16GB" else speedup > 2.0, name
+        assert rates[precision] < 0.9 * device.flops(precision), name
+
+
 def test_attention_is_slower_where_products_are() -> None:
     """Without tensor cores its products take as much longer as the peaks differ, the rest as long as with them."""
     device = DEVICES["A100-80GB"]
