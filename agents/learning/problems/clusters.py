@@ -47,7 +47,17 @@ AS_DRAWN: Mapping[str, Mapping[str, Any]] = {
     },
     "GB200-186GB": {
         "memory_GiB": 173.0,
+        "peak_TFLOPs": {
+            "nvfp4": 10000.0,
+            "mxfp8": 4900.0,
+            "fp8": 4900.0,
+            "bf16": 2450.0,
+            "fp16": 2450.0,
+            "tf32": 1225.0,
+            "fp32": 80.0,
+        },
         "source": {
+            "peak_TFLOPs": "datasheet: NVIDIA GB200 NVL72 (dense, one GPU of 72; 186 GB)",
             "memory_GiB": "datasheet: NVIDIA GB200 NVL72 (dense, one GPU of 72; 186 GB)",
             "inter_node_link": _DGX_B200,
             "nics_per_node": _RACK,
