@@ -108,7 +108,9 @@ def gemm_curve(device: Device, precision: str, *, scaling: str = "tensor") -> Re
         return _gemm_record(device, found, device.flops("fp32") * device.plain_rate)
     share = found.compute_efficiency * device.product_rate * device.sustained_clock
     if FITTED_AS.get(precision) == "fp8":
-        share *= shared("fp8_speedup") * (shared("nvfp4_speedup") if precision == "nvfp4" else 1.0)
+        # Measured kernels quantise for themselves alone; where none was measured, there is nothing to take away.
+        share *= shared("fp8_speedup") if "fp8" in kinds else 1.0
+        share *= shared("nvfp4_speedup") if precision == "nvfp4" else 1.0
         share *= shared("row_scaled_rate") if scaling == "row" else 1.0
     return _gemm_record(device, found, rate * share)
 

@@ -166,6 +166,13 @@ def test_products_of_16_bits_are_faster_where_there_are_tensor_cores() -> None:
         assert rates[precision] < 0.9 * device.flops(precision), name
 
 
+def test_products_of_8_bits_are_as_much_faster_as_their_peak_where_none_was_measured() -> None:
+    """A Gaudi 2 has the curves of the A100, which has none in fp8."""
+    device = DEVICES["Gaudi2-96GB"]
+    rates = {p: float(gemm_curve(device, p).flops_per_s) / device.flops(p) for p in ("bf16", "fp8")}
+    assert rates["fp8"] == pytest.approx(rates["bf16"])
+
+
 def test_attention_is_slower_where_products_are() -> None:
     """Without tensor cores its products take as much longer as the peaks differ, the rest as long as with them."""
     device = DEVICES["A100-80GB"]
