@@ -1,7 +1,7 @@
 """Softmax and normalisation. Batch normalisation computes as in training: with the statistics of its operand.
 
-A mean that enters a result has a gradient that each rank knows in part (`PARTIAL`); a mean that is a result has a
-gradient that every rank knows (`BROADCAST`).
+The gradient of a mean that other results are computed from is a partial sum on each rank (`PARTIAL`). The gradient of a
+mean that is itself a result is the same on every rank (`BROADCAST`).
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def choose(operator: ShardedOperator) -> ShardedFunction:
 def bias(call: Call) -> list[Tensor]:
     """A whole operand added to a partial sum: on the first rank only, with a gradient on all ranks.
 
-    The gradient of the sum is whole, so that each rank knows the gradient of the operand.
+    The gradient of the sum is whole on each rank, and so is that of the operand.
     """
     mixed = [s for s in call.operator.splits if set(s.signature.inputs) == {BROADCAST, PARTIAL}]
     slot = mixed[0].signature.inputs.index(BROADCAST)

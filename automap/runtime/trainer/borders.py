@@ -154,7 +154,7 @@ class _Entered:
         leaves = list(leaves)
         for place, move in moves.items():
             given, made = leaves[place], moved(leaves[place], move, self._layouts)
-            # Attention may be handed one tensor as what asks and as what is asked.
+            # Attention may get one tensor as queries and as keys.
             for other, leaf in enumerate(leaves):
                 if leaf is given and (other == place or other not in moves):
                     leaves[other] = made

@@ -224,7 +224,7 @@ class ModuleTrainer:
         groups: dict[Any, list[nn.Parameter]] = {}
         for parameter in filter(lambda p: p.requires_grad, self.module.parameters()):
             groups.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
-        # A stage may be the loss alone; optimizers want a group.
+        # A stage may be the loss alone; optimizers need a group.
         return [{"params": some} for some in groups.values()] or [{"params": []}]
 
     def step(self, *data: Tensor) -> float:

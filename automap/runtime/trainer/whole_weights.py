@@ -23,7 +23,8 @@ BY_WHOLE_WEIGHTS = ("Adafactor", "Muon")
 
 
 def refuse_optimizers(trainer: object, parts: Iterable[Tensor], kinds: Collection[str]) -> None:
-    """Makes steps of some kinds of optimizers fail by name where they hold parts of weights, while a trainer lives.
+    """Makes steps of some kinds of optimizers fail by name where they hold parts of weights, as long as a trainer
+    exists.
 
     Args:
         trainer: the trainer.
