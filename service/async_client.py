@@ -161,6 +161,10 @@ class AsyncAutomapClient:
         """The published JSON Schema of plans."""
         return await self._send(calls.get("/v1/schemas/plan"))
 
+    async def readiness(self) -> Document:
+        """Whether jobs are accepted (`status`), and the number of workers that run them (`workers`)."""
+        return await self._send(calls.get("/readyz"))
+
     async def version(self) -> str:
         """The version of the service."""
         return str((await self._send(calls.get("/version")))["version"])

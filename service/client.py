@@ -271,6 +271,10 @@ class AutomapClient:
         """The published JSON Schema of plans."""
         return self._send(calls.get("/v1/schemas/plan"))
 
+    def readiness(self) -> Document:
+        """Whether jobs are accepted (`status`), and the number of workers that run them (`workers`)."""
+        return self._send(calls.get("/readyz"))
+
     def version(self) -> str:
         """The version of the service."""
         return str(self._send(calls.get("/version"))["version"])

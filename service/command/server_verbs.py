@@ -123,16 +123,14 @@ def submit(
                 workers=workers,
                 **about,
             )
-        if not detach:
-            say(f"job {document['id']}", err=True)
-            _follow(client, document["id"])
-            found = client.plan(document["id"])
-    if not detach:
-        show_plan(found, output, as_json=as_json)
-    elif as_json:
-        print_json(document)
-    else:
-        say(document["id"])
+        if detach:
+            print_json(document) if as_json else say(document["id"])
+            _say_if_no_worker(client, document)
+            return
+        say(f"job {document['id']}", err=True)
+        _follow(client, document["id"])
+        found = client.plan(document["id"])
+    show_plan(found, output, as_json=as_json)
 
 
 @app.command()
@@ -227,6 +225,7 @@ def _follow(client: AutomapClient, job_id: str) -> None:
 
     text = f"the job goes on: `automap watch {job_id}` follows it, `automap cancel {job_id}` ends it"
     with _saying_at_ctrl_c(text):
+        _say_if_no_worker(client, client.job(job_id))
         with progress_line() as show:
             for event in client.watch(job_id):
                 told = event.data
@@ -235,6 +234,14 @@ def _follow(client: AutomapClient, job_id: str) -> None:
                 else:
                     show(told["state"], 1.0 if event.ends else 0.0, 0, None)
         client.wait(job_id)
+
+
+def _say_if_no_worker(client: AutomapClient, job: Mapping[str, Any]) -> None:
+    """Says on stderr that a job waits because the service has no worker, if that is so."""
+    # A proxy may keep the address of the readiness to itself; the job is accepted all the same.
+    with contextlib.suppress(UserError, RemoteError):
+        if job["state"] == "queued" and client.readiness()["workers"] == 0:
+            say("the service has no worker now; the job waits until one starts (`automap worker`)", err=True)
 
 
 @contextlib.contextmanager

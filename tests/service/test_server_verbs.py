@@ -19,6 +19,7 @@ from service.command.main import main
 from service.command.server_settings import read_settings
 from service.jobs.run_job import JobRequest
 from service.jobs.store import Store
+from service.jobs.worker import Worker
 from service.settings import Settings
 
 WORDS = ["zoo:gpt2:layers=2", "--cluster", "8xV100-16GB", "--global-batch", "64", "--budget", "7"]
@@ -80,6 +81,17 @@ def test_submit_exits_by_outcome(
     assert main(["watch", job.id, "--url", str(api.base_url), "--json"]) == code
     document = json.loads(capsys.readouterr().out)
     assert ("schema" in document) == (code == 0)
+
+
+def test_a_job_that_no_worker_will_run_is_told(
+    api: httpx.Client, settings: Settings, client: redis.Redis, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["submit", *WORDS, "--url", str(api.base_url), "--detach"]
+    assert main(words) == 0
+    assert "has no worker now" in capsys.readouterr().err
+    Worker(client, settings).register_birth()
+    assert main(words) == 0
+    assert "worker" not in capsys.readouterr().err
 
 
 def test_delete_removes_a_job_once(api: httpx.Client, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
