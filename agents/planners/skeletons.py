@@ -82,13 +82,12 @@ class SkeletonSearch:
         split: sets of axes over which solved skeletons split work, see `split_axes`.
     """
 
-    def __init__(self, incumbent: Incumbent, propose: Propose, fewest_solves: int = FEWEST_SOLVES) -> None:
+    def __init__(self, incumbent: Incumbent, propose: Propose) -> None:
         """Begins a search.
 
         Args:
             incumbent: prices every plan; the rest of its budget in evaluations limits the number of solves.
             propose: the planner.
-            fewest_solves: number of solves that the search may make in any case.
         """
         self.space, self.incumbent, self.propose = incumbent.space, incumbent, propose
         self.best: dict[Values, tuple[Worth, Values]] = {}
@@ -107,7 +106,7 @@ class SkeletonSearch:
         self._tried: set[Values] = set()
         self._solves = 0
         left = incumbent.left
-        self._most_solves = np.inf if left is None else max(fewest_solves, left // EVALUATIONS_A_SOLVE)
+        self._most_solves = np.inf if left is None else max(FEWEST_SOLVES, left // EVALUATIONS_A_SOLVE)
 
     def begin_with(self, plans: Ints) -> None:
         """Adds plans, [n, slots], that do not count as evaluations, and limits solves by the rest of the budget."""
