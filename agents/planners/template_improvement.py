@@ -66,9 +66,9 @@ REFINED_LEAST_S = 5.0
 """Least number of seconds that a budget must have left for `refine` (assumed)."""
 REFINED_SHARE, REFINED_SHARE_S = 0.4, 0.1
 """Largest shares of the rest of a budget, in evaluations and in seconds, that `refine` takes. With 0.6 of the
-evaluations, searches of 500 had too few left to divide pipelines (`agents.planners.pipeline_division`). When it took 0.6 seconds
-of any budget, searches of 16 seconds on a busy host found plans up to 1.6 % slower on two of five problems (Llama-7B on
-devices of three kinds, Llama-3 8B with 32,768 tokens on 16 H100), and equally fast ones on the others."""
+evaluations, searches of 500 had too few left to divide pipelines (`agents.planners.pipeline_division`). When it took
+0.6 seconds of any budget, searches of 16 seconds on a busy host found plans up to 1.6 % slower on two of five problems
+(Llama-7B on devices of three kinds, Llama-3 8B with 32,768 tokens on 16 H100), and equally fast ones on the others."""
 REFINED_SECONDS = 0.6
 """Seconds that `refine` may take in any case (assumed)."""
 REFINED_MESHES = 8
