@@ -13,6 +13,8 @@ from automap.errors import ModelError
 if TYPE_CHECKING:
     from torch import nn
 
+_DETECTION = "torchvision.models.detection"
+"""The package of torchvision's detectors, which pick as many boxes as the data has."""
 _MOST = 240
 """Characters of a foreign message that are kept (assumed); those of torch run over pages."""
 _TARGET = re.compile(r"target=(?:torch\.ops\.)?([\w.]+)")
@@ -54,6 +56,8 @@ def while_exporting(module: nn.Module, exported: Any, fault: Exception) -> Model
     if "data-dependent" in text or "DataDependent" in "".join(type(link).__name__ for link in chain):
         what = "branches or loops on the values of a tensor, which a graph cannot express"
         repair = "Write it with operators on whole tensors (torch.where, masks), or export a model without it."
+        if type(module.get_submodule(path)).__module__.startswith(_DETECTION):
+            repair = "Export backbone and heads alone: docs/models.md has the module (Detectors)."
     else:
         what = f"cannot be exported: {_first_line(chain[-1])}"
         repair = "Make its forward run under torch.export.export with the example inputs."

@@ -224,13 +224,16 @@ def _to_onnx(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], o
     from automap.runtime.scan_exports import scans_as_operators
 
     exported = None
-    translations: dict[Any, Callable[..., Any]] = {torch.ops.aten._is_all_true.default: _is_all_true}
+    translations: dict[Any, Callable[..., Any]] = {
+        torch.ops.aten._is_all_true.default: _is_all_true,
+        torch.ops.aten.cumprod.default: _cumprod,
+    }
     if opset < ATTENTION_VERSION:
         translations[torch.ops.aten.scaled_dot_product_attention.default] = _attention
     # A forward that makes tensors without saying where makes them on the CPU; the others wait on the meta device.
     on_meta = all(parameter.is_meta for parameter in module.parameters())
     try:
-        with ConstantValues(), scans_as_operators(module), _masks_as_given(), _scores_first(module):
+        with ConstantValues(), scans_as_operators(module), _masks_as_given(), _scores_first(module), _unchecked():
             try:
                 exported = torch.export.export(module, args, kwargs)
             except Exception as fault:
@@ -250,6 +253,19 @@ def _to_onnx(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], o
     except Exception as fault:
         raise export_faults.while_exporting(module, exported, fault) from None
     return program.model
+
+
+@contextlib.contextmanager
+def _unchecked() -> Iterator[None]:
+    """A context in which `torch.distributions` does not check its arguments: a check branches on their values."""
+    import torch
+
+    checked = torch.distributions.Distribution._validate_args
+    torch.distributions.Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(checked)
 
 
 @contextlib.contextmanager
@@ -313,6 +329,25 @@ def _attention(query: Any, key: Any, value: Any, mask: Any = None, dropout: floa
     turned = op.Transpose(key, perm=[*range(rank - 2), rank - 1, rank - 2])
     factor = op.CastLike(op.Constant(value_float=scale or query.shape[-1] ** -0.5), query)
     return op.MatMul(op.Softmax(op.Mul(op.MatMul(query, turned), factor), axis=-1), value)
+
+
+def _cumprod(operand: Any, dim: int, dtype: int | None = None) -> Any:
+    """The product of all elements up to each one, in steps of doubled distance: ONNX has no operator for it."""
+    from onnxscript import opset20 as op
+
+    found = operand if dtype in (None, -1) else op.Cast(operand, to=dtype)
+    axis = dim % max(len(operand.shape), 1)
+    size = operand.shape[axis] if operand.shape else 1
+    axes, distance = op.Constant(value_ints=[axis]), 1
+
+    def part(begin: int, end: int) -> Any:
+        return op.Slice(found, op.Constant(value_ints=[begin]), op.Constant(value_ints=[end]), axes)
+
+    while distance < size:
+        joined = op.Mul(part(distance, size), part(0, size - distance))
+        found = op.Concat(part(0, distance), joined, axis=axis)
+        distance *= 2
+    return found
 
 
 def _simplify(model: Any) -> None:

@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from automap.errors import ModelError
 from automap.runtime.operators.apply import run
-from automap.runtime.torch_export import export_onnx
+from automap.runtime.torch_export import _unchecked, export_onnx
 from automap.runtime.trainer.training_graph import input_names
 from ir.attention_windows import CAUSAL, EVERYTHING, Window, attention_masks
 from ir.groups import fused_groups
@@ -121,6 +121,12 @@ class Merged(nn.Module):
         merged = heads.reshape(-1, x.shape[1], 2)
         values = torch.tanh(merged)
         return torch.bmm(scores.reshape(-1, x.shape[1], x.shape[1]), values).view(x.shape[0], 2, x.shape[1], 2)
+
+
+class Detector(Branching):
+    """A module that branches, of torchvision's detectors by its name."""
+
+    __module__ = "torchvision.models.detection.rpn"
 
 
 class Foreign(nn.Module):
@@ -290,11 +296,12 @@ def test_parameters_and_inputs_on_the_cpu_and_on_the_meta_device() -> None:
     ("inner", "where", "why"),
     [
         (Branching, "inner (Branching, test_torch_export.py line", "values of a tensor"),
+        (Detector, "inner (Detector, ", "Export backbone and heads alone: docs/models.md"),
         (Foreign, "inner uses aten.", "torch.onnx cannot write"),
         (Wrong, "inner", "cannot be exported"),
         (Grown, "got Within", "complex numbers"),
     ],
-    ids=["branch", "operator", "shapes", "complex"],
+    ids=["branch", "detector", "operator", "shapes", "complex"],
 )
 def test_a_failure_is_one_sentence_that_names_the_module(
     inner: type[nn.Module], where: str, why: str, capfd: pytest.CaptureFixture[str]
@@ -359,6 +366,13 @@ class Checked(nn.Module):
 def test_checks_of_values_are_no_part_of_a_graph() -> None:
     graph = load_model(export_onnx(lambda: (Checked(), torch.zeros(1, 8))))
     assert graph.num_parameters == 36 and [op.kind for op in graph if op.is_live][-1] in ("Add", "Gemm")
+
+
+def test_distributions_check_their_arguments_again_after_an_export() -> None:
+    with _unchecked():
+        torch.distributions.Normal(0.0, -1.0)
+    with pytest.raises(ValueError, match="scale"):
+        torch.distributions.Normal(0.0, -1.0)
 
 
 def test_tensors_made_without_a_device_and_parameters_that_nothing_reads() -> None:
@@ -482,7 +496,20 @@ def test_a_mask_is_known_however_it_is_made(mask: str, size: int) -> None:
     assert [found.window for found in attention_masks(graph).values()] == [window]
 
 
-@pytest.mark.parametrize(("kind", "shape"), [(Constants, (4,)), (Merged, (3, 4))])
+class Rendered(nn.Module):
+    """Light that passes all samples in front of each one, and the logarithm of a density that checks its arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * self.weight
+        density = torch.distributions.Normal(y, y.square() + 1.0).log_prob(x + 1.0)
+        return density + torch.cumprod(y, 1) + torch.cumprod(y, -1)
+
+
+@pytest.mark.parametrize(("kind", "shape"), [(Constants, (4,)), (Merged, (3, 4)), (Rendered, (5, 4))])
 def test_a_file_computes_the_same_at_other_batches(kind: type[nn.Module], shape: tuple[int, ...]) -> None:
     graph = load_model(export_onnx(lambda: (kind(), torch.zeros(1, *shape))))
     x = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
