@@ -31,7 +31,7 @@ from agents.planners.pipeline_division import divide_quickly, is_short
 from agents.planners.promising_templates import FITTING, like_the_best, promising_meshes, split_axes
 from agents.planners.skeletons import SkeletonSearch
 from agents.planners.submeshes import has_few_pipelines
-from agents.planners.template_improvement import REFINED_LEAST, REFINED_LEAST_S
+from agents.planners.template_improvement import is_too_short_to_refine
 from agents.sampling.expert import Grid
 from automap.arrays import Ints, Mask
 from automap.bounds.known_plans import best_known
@@ -156,7 +156,7 @@ def solve_further(search: SkeletonSearch, templates: Grid) -> None:
     """
     incumbent = search.incumbent
     left, left_s = incumbent.left, incumbent.left_s
-    if (left is not None and left < REFINED_LEAST) or (left_s is not None and left_s < REFINED_LEAST_S):
+    if is_too_short_to_refine(incumbent):
         return
     with incumbent.share(
         evaluations=None if left is None else int(FURTHER * left),

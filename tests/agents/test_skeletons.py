@@ -54,9 +54,9 @@ def rows_of(space, tp):
 
 
 def test_shares_are_tried_with_the_numbers_of_micro_batches_that_they_divide():
-    """On 8 V100 and 8 P100 the best shares on two axes that both split the batch need other micro-batches."""
-    cluster = parse_cluster("8xV100-32GB+8xP100@50Gbit")
-    space = PlanSpace(Problem.build(zoo.build("resnet50"), cluster, {"global_batch": 1024}, {"fix": {"pp": 1}}))
+    """On 8 A100 and 8 V100 the best shares on two axes that both split the batch need other micro-batches."""
+    cluster = parse_cluster("8xA100+8xV100-32GB@50Gbit")
+    space = PlanSpace(Problem.build(zoo.build("resnet50"), cluster, {"global_batch": 768}, {"fix": {"pp": 1}}))
     values, prices = rows_of(space, tp=8)
     best = tuple(values[prices[:, 0].argmin()].tolist())
     others = with_other_shares(space, best)
