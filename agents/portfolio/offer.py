@@ -76,12 +76,11 @@ def search_offer(
         return should_stop() or (limit_s is not None and time.monotonic() - began > limit_s)
 
     parts = promising(space or problem, looked_enough)
-    part = needed(parts)
+    search_further = functools.partial(search_offer, searchers=searchers, seed=seed, tie=tie, should_stop=should_stop)
+    part = needed(parts) if space is None else None
     if part is not None:
         (left,) = divided(budget, time.monotonic() - began, ())
-        search_part = functools.partial(
-            search_offer, budget=left, searchers=searchers, seed=seed, tie=tie, should_stop=should_stop
-        )
+        search_part = functools.partial(search_further, budget=left)
         return _search_needed_part(evaluator(), part, parts, search_part, on_progress)
     own_budget, any_trainer_budget = set_aside(budget, problem)
     chosen = parts_to_search(parts, own_budget)
@@ -97,7 +96,13 @@ def search_offer(
         reached.update(progress.members)
         on_progress(scaled(progress, 0.0, main_share))
 
-    main = run(space or problem, main_budget, start=begin, on_progress=report)
+    try:
+        main = run(space or problem, main_budget, start=begin, on_progress=report)
+    except NothingFits:
+        if not part_budgets:
+            raise
+        search_part = functools.partial(search_further, budget=part_budgets[0])
+        return _search_needed_part(evaluator(), chosen[0], parts, search_part, on_progress)
     before, done = Before(main.plan, main.evaluations, main.seconds, reached), main_share
     on_parts: list[OnPart] = []
     for part, share, part_budget in zip(chosen, shares, part_budgets, strict=False):
@@ -129,7 +134,7 @@ def _search_needed_part(
     search_part: Callable[..., SearchResult],
     on_progress: OnProgress,
 ) -> SearchResult:
-    """Searches the part of the cluster that the hints or the target ask for, where no plan uses all devices.
+    """Searches a part of the cluster, where no plan that uses all devices is legal, or none that fits was found.
 
     Args:
         evaluator: evaluator of the problem on all devices.

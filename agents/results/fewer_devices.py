@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import inf, prod
 
 from agents.results.cluster_parts import clusters_within, filled_within
-from agents.results.infeasibility_advice import fastest_template_s
+from agents.results.infeasibility_advice import could_hold, fastest_template_s
 from automap.bounds.partial_plans import BoundTable
 from automap.cluster import Cluster
 from automap.errors import PlanError, ProblemError, UserError
@@ -44,7 +44,7 @@ class Part:
     template_s: float | None
     """Step time of the best template of the part; None where none fits, or none was priced."""
     reference_s: float
-    """Step time of the best template on all devices; infinite where no plan is on all of them."""
+    """Step time of the best template on all devices; infinite where none of them fits, or no plan is on all devices."""
 
 
 def promising(problem: Problem | PlanSpace, should_stop: Callable[[], bool] = lambda: False) -> tuple[Part, ...]:
@@ -58,8 +58,10 @@ def promising(problem: Problem | PlanSpace, should_stop: Callable[[], bool] = la
     problem = problem if isinstance(problem, Problem) else problem.problem
     batch = problem.training.global_batch
     known = list(clusters_within(problem.cluster, batch))
-    reference_s = inf if space is None else fastest_template_s(problem, space) if known else None
-    if reference_s is None:
+    if not known and space is not None:
+        return ()
+    reference_s = inf if space is None else fastest_template_s(problem, space) or inf
+    if space is not None and reference_s == inf and not could_hold(problem):
         return ()
     if space is None:
         known = list(filled_within(problem.cluster, batch, problem.hints.fix))
@@ -142,24 +144,24 @@ def _on(problem: Problem, cluster: Cluster) -> Problem:
 
 
 def needed(parts: tuple[Part, ...]) -> Part | None:
-    """The part with the fastest template, where degrees that the user fixes or the target leave devices idle; where no
-    template fits, the largest one, on which the search says so.
-
-    None where there are plans on all devices, and where no part has one.
+    """The part to search where there is no plan on all devices: the one with the fastest template; where no template
+    fits, the largest one, on which the search says so. None where no part has a plan.
 
     Args:
         parts: see `promising`.
     """
-    return parts[0] if parts and parts[0].reference_s == inf else None
+    return next(iter(parts), None)
 
 
 def told_idle(problem: Problem, plan: Plan) -> str:
-    """A sentence that says how many devices a plan leaves idle, because of the degrees that the user fixes or of the
-    target."""
+    """A sentence that says how many devices a plan leaves idle: because of the degrees that the user fixes, because of
+    the target, or because no plan on all devices was found that fits."""
     devices = problem.cluster.num_devices
     idle = devices - len({device for stage in plan.stages for device in parse_devices(stage.devices)})
     stated = ", ".join(f"{name} {value}" for name, value in problem.hints.fix.degrees().items())
     target = "" if problem.target is None else f"the target {problem.target.name}"
+    if not stated and not target:
+        return f"the plan leaves {idle} of {devices} devices idle: no plan that fits was found on all of them"
     if not stated:
         return f"{target} leaves {idle} of {devices} devices {LEFT_BY_TARGET}"
     return f"hints.fix, {stated},{target and f' with {target}'} leaves {idle} of {devices} devices {LEFT_IDLE}"

@@ -149,6 +149,12 @@ def _remedies(problem: Problem, trials: _Trials) -> list[Remedy]:
     return [*found, *filter(None, firsts), *filter(None, hardware)]
 
 
+def could_hold(problem: Problem) -> bool:
+    """Whether all devices together have memory for the parameters, gradients and the optimizer's state."""
+    cluster = problem.cluster
+    return problem.whole_state_bytes <= sum(cluster.device(d).memory_bytes for d in range(cluster.num_devices))
+
+
 def fastest_template_s(problem: Problem, space: PlanSpace | None = None) -> float | None:
     """Step time of the best template of a problem, or None if none fits.
 
@@ -156,9 +162,8 @@ def fastest_template_s(problem: Problem, space: PlanSpace | None = None) -> floa
         problem: any problem.
         space: its plans, if they are known.
     """
-    state = problem.whole_state_bytes
-    if state > sum(problem.cluster.device(d).memory_bytes for d in range(problem.cluster.num_devices)):
-        return None  # parameters, gradients and optimizer state alone are too large
+    if not could_hold(problem):
+        return None
     space = space or plan_space(problem)
     rows = [values for _, values in templates(space)]
     if not rows:

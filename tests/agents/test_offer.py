@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from agents import Budget, search, search_offer
+from agents.learning.problems import generate
 from agents.portfolio import choice
 from agents.portfolio.any_trainer import set_aside
 from agents.portfolio.baseline_comparison import with_baseline
@@ -15,6 +16,7 @@ from agents.portfolio.offer import _with_bound_of_parts
 from agents.portfolio.parts import divided, parts_to_search, shares_of
 from agents.results.cluster_parts import clusters_within, filled_within
 from agents.results.fewer_devices import check_hints, on_all, promising
+from agents.results.infeasibility_advice import fastest_template_s
 from agents.results.plainest import Plainness, in_order, plain, plainest, plainness, simplified
 from automap.cluster import parse_cluster
 from automap.errors import NothingFits, ProblemError
@@ -769,3 +771,15 @@ def test_where_only_the_target_keeps_plans_out_that_is_said() -> None:
     with pytest.raises(NothingFits) as fault:
         search_offer(recommender(target="pytorch"), Budget(evaluations=8), searchers=("expert",))
     assert ("training.target", "any") in [(change["field"], change["value"]) for change in fault.value.changes]
+
+
+@pytest.mark.slow
+def test_parts_are_searched_where_no_template_fits_on_all_devices():
+    """Each of 13 layers of 3 billion parameters needs two A100-40GB. On 35 devices no number of stages gives two to
+    each layer; on 30 devices 15 stages do, with the embedding and the head."""
+    problem = generate(100_215).problem
+    assert fastest_template_s(problem) is None
+    whole = search(problem, Budget(evaluations=300))
+    found = search_offer(problem, Budget(evaluations=1000))
+    assert found.step_time_s < 0.5 * whole.step_time_s
+    assert len({device for stage in found.plan.stages for device in parse_devices(stage.devices)}) == 30
