@@ -79,8 +79,7 @@ def search_offer(
     search_further = functools.partial(search_offer, searchers=searchers, seed=seed, tie=tie, should_stop=should_stop)
     part = needed(parts) if space is None else None
     if part is not None:
-        (left,) = divided(budget, time.monotonic() - began, ())
-        search_part = functools.partial(search_further, budget=left)
+        search_part = functools.partial(search_further, budget=divided(budget, time.monotonic() - began, ())[0])
         return _search_needed_part(evaluator(), part, parts, search_part, on_progress)
     own_budget, any_trainer_budget = set_aside(budget, problem)
     chosen = parts_to_search(parts, own_budget)
@@ -88,7 +87,6 @@ def search_offer(
     main_budget, *part_budgets = divided(own_budget, time.monotonic() - began, shares)
     run = functools.partial(search_in_turn, searchers=searchers, seed=seed, should_stop=should_stop)
     yours = None if problem.hints.baseline is None else read_baseline(evaluator())
-    begin = [*start, *([yours.plan] if yours is not None else [])]
     reached: dict[str, Reached] = {}
     main_share = 1.0 - sum(shares)
 
@@ -96,13 +94,14 @@ def search_offer(
         reached.update(progress.members)
         on_progress(scaled(progress, 0.0, main_share))
 
+    begin = start if yours is None else (*start, yours.plan)
     try:
         main = run(space or problem, main_budget, start=begin, on_progress=report)
     except NothingFits:
         if not part_budgets:
             raise
-        search_part = functools.partial(search_further, budget=part_budgets[0])
-        return _search_needed_part(evaluator(), chosen[0], parts, search_part, on_progress)
+        search_first = functools.partial(search_further, budget=part_budgets[0])
+        return _search_needed_part(evaluator(), chosen[0], parts, search_first, on_progress)
     before, done = Before(main.plan, main.evaluations, main.seconds, reached), main_share
     on_parts: list[OnPart] = []
     for part, share, part_budget in zip(chosen, shares, part_budgets, strict=False):
@@ -111,9 +110,8 @@ def search_offer(
             if (part.template_s or inf) >= before.best.step_time_s:
                 break
             # What is known of the part is not a plan yet. Its templates are priced in a moment, and are no worse.
-            search_part = functools.partial(
-                search_in_turn, budget=Budget(evaluations=1), searchers=("expert",), seed=seed
-            )
+            expert = {"searchers": ("expert",), "should_stop": lambda: False}
+            search_part = functools.partial(run, budget=Budget(evaluations=1), **expert)
         progress_on_part = PartProgress(on_progress, done, share, before, lifting(problem, part, evaluator))
         # It may be that no plan of the part fits, or that no searcher accepts it.
         with contextlib.suppress(UserError):
