@@ -38,14 +38,7 @@ from automap.space.space import Ints, PlanSpace
 SECONDS = 0.36
 """Seconds after which no further solve is begun, where the budget is not in evaluations alone (assumed)."""
 SHARE = 0.25
-"""Largest share of a budget that `improve_templates` takes, but see `SMALL`."""
-SMALL, SHARE_OF_SMALL = 800, 0.5
-"""Of a budget in evaluations, this share of its first so many evaluations is taken at least (assumed): descents that
-are broken off lead nowhere. With a quarter, searches of 500 evaluations ended 64 and 82 % above the best plan known on
-two of 21 generated problems, a decoder on 11 devices and a GPT on 32; with half, 0.2 and 12 %."""
-LEAST_HALVED = 100
-"""A budget of fewer evaluations gives only `SHARE` (assumed): its half is too little for the descents of several
-meshes, and the proposals then lack it. With half of the 30 evaluations on 12 A100 of 15, T5-3B took 455 ms, not 438."""
+"""Largest share of a budget that `improve_templates` takes."""
 LOOKED_AROUND = 0.2
 """Largest part of this share for changes of single decisions (assumed); elimination has the rest."""
 NEARLY_FITS = 0.2
@@ -104,8 +97,6 @@ def improve_templates(incumbent: Incumbent, grid: Grid) -> SkeletonSearch:
     incumbent.searcher = "elimination"
     left, left_s = incumbent.left, incumbent.left_s
     most = None if left is None else SHARE * left
-    if left is not None and left >= LEAST_HALVED and not _has_many_orders(incumbent):
-        most = max(SHARE * left, SHARE_OF_SMALL * min(left, SMALL))
     most_s = SECONDS if left is None else math.inf
     if left_s is not None:
         most_s = min(most_s, SHARE * left_s)
@@ -179,13 +170,9 @@ def refine(search: SkeletonSearch, plans: Ints) -> Grid:
 def is_too_short_to_refine(incumbent: Incumbent) -> bool:
     """Whether the rest of the budget is too short for `refine`, and for skeletons beside those that are proposed."""
     left, left_s = incumbent.left, incumbent.left_s
-    least = REFINED_LEAST_IN_ORDERS if _has_many_orders(incumbent) else REFINED_LEAST
+    has_orders = incumbent.space.problem.cluster.bandwidth_GBps is not None
+    least = REFINED_LEAST_IN_ORDERS if has_orders else REFINED_LEAST
     return (left is not None and left < least) or (left_s is not None and left_s < REFINED_LEAST_S)
-
-
-def _has_many_orders(incumbent: Incumbent) -> bool:
-    """Whether pairs of devices have bandwidths of their own, so that pipelines are tried in many orders of devices."""
-    return incumbent.space.problem.cluster.bandwidth_GBps is not None
 
 
 def _solve_other_cuts(search: SkeletonSearch) -> None:

@@ -29,7 +29,7 @@ from agents.portfolio.parts import (
     scaled,
     shares_of,
 )
-from agents.results.fewer_devices import Part, needed, promising, space_on_all, told_idle
+from agents.results.fewer_devices import Part, needed, on_every, promising, space_on_all, told_idle
 from agents.results.plainest import TIE
 from agents.searcher import Budget, OnProgress, Progress, Reached, SearchResult, ShouldStop, check_budget, check_tie
 from automap.errors import NothingFits, UserError
@@ -76,11 +76,10 @@ def search_offer(
         return should_stop() or (limit_s is not None and time.monotonic() - began > limit_s)
 
     parts = promising(space or problem, looked_enough)
-    search_further = functools.partial(search_offer, searchers=searchers, seed=seed, tie=tie, should_stop=should_stop)
-    part = needed(parts) if space is None else None
-    if part is not None:
-        search_part = functools.partial(search_further, budget=divided(budget, time.monotonic() - began, ())[0])
-        return _search_needed_part(evaluator(), part, parts, search_part, on_progress)
+    on_one = functools.partial(search_offer, searchers=searchers, seed=seed, tie=tie, should_stop=should_stop)
+    if space is None and (part := needed(parts)) is not None:
+        on_one = functools.partial(on_one, budget=divided(budget, time.monotonic() - began, ())[0])
+        return _search_one_part(evaluator(), part, parts, on_one, on_progress)
     own_budget, any_trainer_budget = set_aside(budget, problem)
     chosen = parts_to_search(parts, own_budget)
     shares = shares_of(chosen)
@@ -98,10 +97,10 @@ def search_offer(
     try:
         main = run(space or problem, main_budget, start=begin, on_progress=report)
     except NothingFits:
-        if not part_budgets:
+        if space is None or not part_budgets:
             raise
-        search_first = functools.partial(search_further, budget=part_budgets[0])
-        return _search_needed_part(evaluator(), chosen[0], parts, search_first, on_progress)
+        on_one = functools.partial(on_one, budget=part_budgets[0])
+        return _search_one_part(evaluator(), chosen[0], (*parts, on_every(space)), on_one, on_progress, main_share)
     before, done = Before(main.plan, main.evaluations, main.seconds, reached), main_share
     on_parts: list[OnPart] = []
     for part, share, part_budget in zip(chosen, shares, part_budgets, strict=False):
@@ -110,8 +109,9 @@ def search_offer(
             if (part.template_s or inf) >= before.best.step_time_s:
                 break
             # What is known of the part is not a plan yet. Its templates are priced in a moment, and are no worse.
-            expert = {"searchers": ("expert",), "should_stop": lambda: False}
-            search_part = functools.partial(run, budget=Budget(evaluations=1), **expert)
+            search_part = functools.partial(
+                search_in_turn, budget=Budget(evaluations=1), searchers=("expert",), seed=seed
+            )
         progress_on_part = PartProgress(on_progress, done, share, before, lifting(problem, part, evaluator))
         # It may be that no plan of the part fits, or that no searcher accepts it.
         with contextlib.suppress(UserError):
@@ -125,21 +125,23 @@ def search_offer(
     return Found(problem, evaluator, main, tuple(on_parts), parts, tie, yours, of_any_trainer).result()
 
 
-def _search_needed_part(
+def _search_one_part(
     evaluator: Evaluator,
     part: Part,
     parts: Sequence[Part],
     search_part: Callable[..., SearchResult],
     on_progress: OnProgress,
+    done: float = 0.0,
 ) -> SearchResult:
     """Searches a part of the cluster, where no plan that uses all devices is legal, or none that fits was found.
 
     Args:
         evaluator: evaluator of the problem on all devices.
         part: the part to search.
-        parts: all parts that have plans.
+        parts: all parts that have plans, the whole cluster too if plans on all devices are legal.
         search_part: `search_offer` with all arguments but `problem` and `on_progress`.
         on_progress: see `search_offer`.
+        done: share of the whole budget that was spent before.
 
     Raises:
         NothingFits: see `search_offer`.
@@ -148,7 +150,7 @@ def _search_needed_part(
     lift = lifting(evaluator.problem, part, lambda: evaluator)
 
     def report(progress: Progress) -> None:
-        on_progress(replace(progress, best=lifted_best(progress, lift)))
+        on_progress(replace(scaled(progress, done, 1.0 - done), best=lifted_best(progress, lift)))
 
     found = search_part(part.problem, on_progress=report)
     return _on_all_devices(_with_bound_of_parts(found, part, parts), lift, evaluator)

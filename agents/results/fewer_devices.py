@@ -143,6 +143,12 @@ def _on(problem: Problem, cluster: Cluster) -> Problem:
     return Problem.build(problem.graph, cluster, problem.training, replace(problem.hints, baseline=None))
 
 
+def on_every(space: PlanSpace) -> Part:
+    """All devices of a problem's cluster as a part, without a template that fits."""
+    devices, bound_s = tuple(range(space.problem.cluster.num_devices)), BoundTable(space).first.time_s
+    return Part(problem=space.problem, devices=devices, bound_s=bound_s, template_s=None, reference_s=inf)
+
+
 def needed(parts: tuple[Part, ...]) -> Part | None:
     """The part to search where there is no plan on all devices: the one with the fastest template; where no template
     fits, the largest one, on which the search says so. None where no part has a plan.

@@ -18,6 +18,7 @@ from agents.results.cluster_parts import clusters_within, filled_within
 from agents.results.fewer_devices import check_hints, on_all, promising
 from agents.results.infeasibility_advice import fastest_template_s
 from agents.results.plainest import Plainness, in_order, plain, plainest, plainness, simplified
+from automap.bounds.partial_plans import BoundTable
 from automap.cluster import parse_cluster
 from automap.errors import NothingFits, ProblemError
 from automap.export.baseline import read_baseline
@@ -783,3 +784,16 @@ def test_parts_are_searched_where_no_template_fits_on_all_devices():
     found = search_offer(problem, Budget(evaluations=1000))
     assert found.step_time_s < 0.5 * whole.step_time_s
     assert len({device for stage in found.plan.stages for device in parse_devices(stage.devices)}) == 30
+
+
+def test_a_part_is_searched_where_nothing_fits_on_all_devices():
+    """Of the same model, templates alone find nothing on all devices. The bound holds for plans on these, too."""
+    problem, seen = generate(100_215).problem, []
+    budget = Budget(evaluations=1000)
+    with pytest.raises(NothingFits):
+        search(problem, budget, searcher="expert")
+    found = search_offer(problem, budget, searchers=("expert",), on_progress=lambda one: seen.append(one.fraction))
+    assert len({device for stage in found.plan.stages for device in parse_devices(stage.devices)}) < 35
+    assert any("idle" in warning for warning in found.plan.warnings) and not found.proven
+    assert found.record.lower_bound_s <= BoundTable(PlanSpace(problem)).first.time_s
+    assert seen == sorted(seen)
