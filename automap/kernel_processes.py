@@ -15,8 +15,8 @@ from automap.phases import is_listened, phase
 MOST_PROCESSES = 8
 """Largest number of processes that compile kernels at once (assumed: each takes some hundreds of MB)."""
 ALL_KERNELS_S = 110.0
-"""Seconds of processor time in which one process compiles all kernels (measured on a shared core of a Xeon with numba
-0.68: 111 s)."""
+"""Seconds of processor time in which one process compiles all kernels (measured on a shared core of an AMD EPYC with
+numba 0.68: 111 s)."""
 
 LOG = logging.getLogger("automap.kernels")
 

@@ -37,7 +37,7 @@ class PlanSpace(SteppedSpace):
 
     @functools.cached_property
     def chosen(self) -> dict[tuple[Any, ...], Any]:
-        """Cache of the signatures that `automap.space.templates` has chosen on each axis."""
+        """Cache of the signatures that `automap.space.templates` has chosen on each axis, of units and of models."""
         return {}
 
     @functools.cached_property

@@ -72,8 +72,8 @@ TOGETHER: dict[str, tuple[tuple[Sizes, int, dict[str, int]], ...]] = {
 """Kind of device -> (sizes, micro-batches, fields of `automap.space.stated_strategy.Strategy`) of the steps on two
 devices that are timed; devices that no degree takes share the batch."""
 AMOUNTS = {"host_us_per_operator": 20.0, "micro_batch_ms": 0.5, "step_overhead_ms": 1.0, "memory": 1.0}
-"""Amounts that steps on one device determine -> usual sizes (assumed; the price is taken
-as linear between 0 and there): constants, and the inverse of `memory_efficiency`."""
+"""Amounts that steps on one device determine -> usual sizes (assumed; the price is taken as linear between 0 and
+there): constants, and the inverse of `memory_efficiency`."""
 AMOUNTS_TOGETHER = {"latency_us": 100.0, "slowdown": 0.5, "send_host_ms": 0.2}
 """Amounts that steps on two devices determine -> their usual sizes (assumed): the latency that a collective inside a
 step has beyond one alone, the relative excess of its transfer time, and a constant."""
