@@ -238,8 +238,8 @@ def _alike(
     moved = list(begins)
     for number, (before, after) in enumerate(pairs, 1):
         followers, leaders = behind[kinds[before]], in_front[kinds[after]]
-        lowest = after - _num_common(leaders) if len(leaders) > 1 else before + 1
-        highest = before + 1 + _num_common(followers) if len(followers) > 1 else after
+        lowest = after - _num_common(leaders)
+        highest = before + 1 + _num_common(followers)
         place = min(max(begins[number], lowest), highest)
         if lowest <= highest and place != begins[number]:
             sizes = [_crossing_elements(graph, cuts[segments[at][0] - 1]) for at in (place, begins[number])]
