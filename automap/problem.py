@@ -36,13 +36,15 @@ products in pieces, each under the transfer of the next (docs/cost-model-formula
 MAX_TENSOR_OVERLAP = 0.95
 """Largest share of a stage's collectives that can be hidden (assumed): the first piece waits for its operand."""
 PAIRED_MICRO_BATCHES = 5
-"""Fewest micro-batches of a step whose forward and backward passes run in pairs: as many as NVIDIA's recipes for
-GPT-OSS-120B have, the fewest of those that set the option (Megatron-Bridge, src/megatron/bridge/perf_recipes)."""
+"""Fewest micro-batches of a step without pipelines whose forward and backward passes run in pairs: as many as NVIDIA's
+recipes for GPT-OSS-120B have, the fewest of those that set the option (Megatron-Bridge,
+src/megatron/bridge/perf_recipes)."""
 PAIRED_OVERLAP = 1.0 - 1.0 / PAIRED_MICRO_BATCHES
-"""Share of the all-to-alls that hides where passes run in pairs. The first forward pass and the last backward pass of a
-step run alone (counted: megatron/core/pipeline_parallel/combined_1f1b.py), so that with so many micro-batches this
-share of the all-to-alls runs under another micro-batch, and is taken to hide (assumed). With more micro-batches it is
-no larger in the price, so that it does not depend on the plan."""
+"""Share of the all-to-alls that hides where passes run in pairs. Without pipelines, the first forward pass and the last
+backward pass of a step run alone (counted: megatron/core/pipeline_parallel/combined_1f1b.py), so that with so many
+micro-batches this share of the all-to-alls runs under another micro-batch, and is taken to hide (assumed). Pipelines
+have so many micro-batches that at least this share of their passes runs in pairs, see `paired_micro_batches`. With more
+micro-batches the share is no larger in the price, so that it does not depend on the plan."""
 DEFAULT_PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
 
 
@@ -61,8 +63,8 @@ class Training:
     """Whether matrix products are cut into pieces that overlap with the collectives of tensor parallelism."""
     overlap_expert_exchange: bool = field(default=False, metadata=LEFT_OUT)
     """Whether the forward pass of a micro-batch runs together with the backward pass of the one before, each under the
-    all-to-alls of experts of the other. Plans then have no pipeline, no full recomputation, and 5 micro-batches or
-    more."""
+    all-to-alls of experts of the other. Pipelines are then interleaved, nothing is recomputed in full, and at least
+    four fifths of the passes run in pairs (`paired_micro_batches`)."""
     overlap_gradients: bool = field(default=True, metadata=LEFT_OUT)
     """Whether gradients are reduced under the backward pass as far as the trainer can, and not after it."""
     optimizer: Literal["adam", "momentum", "sgd"] = "adam"
@@ -237,15 +239,17 @@ class Problem:
         modes = get_args(RecomputeMode) if target is None else target.recompute
         return tuple(mode for mode in modes if mode != "full" or not self.training.overlap_expert_exchange)
 
-    def pairs(self, num_stages: int, num_micro_batches: int) -> bool:
-        """Whether plans of so many stages and micro-batches can run passes in pairs, if the training asks for it.
+    def pairs(self, pp: int, virtual: int, num_micro_batches: int) -> bool:
+        """Whether plans of this shape run enough passes in pairs, if the training asks for it.
 
         Args:
-            num_stages: pipeline stages, virtual ones included.
+            pp: pipeline ranks.
+            virtual: stages of each rank.
             num_micro_batches: micro-batches of a step.
         """
-        is_asked = self.training.overlap_expert_exchange
-        return not is_asked or (num_stages == 1 and num_micro_batches >= PAIRED_MICRO_BATCHES)
+        if not self.training.overlap_expert_exchange:
+            return True
+        return (pp == 1 or virtual > 1) and num_micro_batches >= paired_micro_batches(pp, virtual)
 
     def capacity_bytes(self, devices: Iterable[Device]) -> float:
         """Bytes that a plan may fill on each of some devices: those of the smallest, without what the user reserves."""
@@ -347,6 +351,21 @@ class Problem:
             )
 
 
+def paired_micro_batches(pp: int, virtual: int) -> int:
+    """Fewest micro-batches of a step with which all ranks run at least `PAIRED_OVERLAP` of their passes in pairs.
+
+    The first of pp ranks with v stages each does 2 (pp - 1) + (v - 1) pp + 1 of its v m forward passes before its first
+    backward pass, and as many backward passes after its last forward pass; all others run in pairs. The other ranks do
+    fewer alone. (megatron/core/pipeline_parallel/schedules.py, `get_pp_rank_microbatches`, Megatron-Core 0.16)
+
+    Args:
+        pp: pipeline ranks.
+        virtual: v, stages of each rank; more than 1 if there are several ranks.
+    """
+    alone = 2 * (pp - 1) + (virtual - 1) * pp + 1
+    return -(-PAIRED_MICRO_BATCHES * alone // virtual)
+
+
 def _with_trainer(training: Any) -> Any:
     """Training settings in which a target that is named names the trainer, unless the user does."""
     name = training.get("target", ANY) if isinstance(training, dict) else ANY
@@ -380,7 +399,8 @@ def _check_pairs(training: Training, hints: Hints, graph: Graph) -> None:
         raise ProblemError(fault[0], field="training.overlap_expert_exchange", value=True, repair=fault[1])
     for key, value, is_legal, legal in (
         ("recompute", fix.recompute, fix.recompute != "full", "none or selective"),
-        ("pp", fix.pp, fix.pp in (None, 1), "1"),
+        ("virtual_stages", fix.virtual_stages, fix.virtual_stages != 1 or fix.pp in (None, 1), "2 or more"),
+        ("schedule", fix.schedule, fix.schedule in (None, "interleaved") or fix.pp in (None, 1), "interleaved"),
         (
             "num_micro_batches",
             fix.num_micro_batches,

@@ -236,13 +236,7 @@ def _read_training(flags: Mapping[str, str | None], found: Stated) -> None:
     if "tp-comm-overlap" in flags:
         found.training["async_tensor_parallel"] = True
     if "overlap-moe-expert-parallel-comm" in flags and found.degrees.get("ep", 1) > 1:
-        if found.degrees.get("pp", 1) == 1:
-            found.training["overlap_expert_exchange"] = True
-        else:
-            found.remarks += (
-                "exchanges of experts are priced as exposed: --overlap-moe-expert-parallel-comm, which hides most of "
-                "them, is not priced with pipelines",
-            )
+        found.training["overlap_expert_exchange"] = True
 
 
 def _recomputation(flags: Mapping[str, str | None], layers: int | None, stages: int) -> dict[str, Any]:

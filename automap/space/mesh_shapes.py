@@ -141,7 +141,8 @@ class Meshes:
         self.devices = problem.cluster.num_devices
         self.divisions = self._divisions()
         legal = [shape for shape in self._find() if limits.shapes(shape)]
-        self.shapes = self._as_fixed([shape for shape in legal if problem.pairs(shape.pp, shape.num_micro_batches)])
+        paired = [shape for shape in legal if problem.pairs(shape.pp, shape.virtual, shape.num_micro_batches)]
+        self.shapes = self._as_fixed(paired)
         if not self.shapes:
             self._refuse(alone=bool(legal))
         self.virtuals = sorted({shape.virtual for shape in self.shapes})
@@ -372,10 +373,11 @@ class Meshes:
         """Raises the error for no shapes; `alone`: whether there are some whose passes cannot run in pairs."""
         if alone:
             raise ProblemError(
-                "no plan of this batch and these hints has no pipeline and enough micro-batches",
+                "no plan of this batch and these hints has enough micro-batches",
                 field="training.overlap_expert_exchange",
                 value=True,
-                repair=f"Leave it out, or let each rank have {PAIRED_MICRO_BATCHES} samples or more.",
+                repair=f"Leave it out, or let each rank have {PAIRED_MICRO_BATCHES} samples or more, and several times "
+                "as many with pipelines, which need virtual stages.",
             )
         devices, batch = self.problem.cluster.num_devices, self.problem.training.global_batch
         self.constrained.explain(self.degrees)

@@ -23,7 +23,7 @@ from automap.price.degrees import sequence_length
 from automap.price.evaluator import Evaluator, blank
 from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan
 from automap.price.stage_layout import PipelineLayout
-from automap.problem import PAIRED_MICRO_BATCHES
+from automap.problem import paired_micro_batches
 from automap.space.shape import Shape, divisors
 from automap.space.stated_parts import Axis, Unpriced, chunks, mesh, recompute_masks, signatures
 from ir.graph import Graph, Operator
@@ -84,8 +84,9 @@ def hand_made(evaluator: Evaluator, strategy: Strategy) -> LoweredPlan:
     axes = _mesh(dp, strategy)
     rows = _samples(problem.training.global_batch, dp, strategy)
     count = problem.training.global_batch // rows
-    if not problem.pairs(strategy.pp, count):
-        what = f"makes {count} micro-batches, and training.overlap_expert_exchange needs {PAIRED_MICRO_BATCHES} or more"
+    if not problem.pairs(strategy.pp, strategy.virtual, count):
+        least = paired_micro_batches(strategy.pp, strategy.virtual)
+        what = f"makes {count} micro-batches, and training.overlap_expert_exchange needs {least} or more"
         raise _refuse("micro_batch", strategy.micro_batch, what, "Use smaller ones, or leave that setting out.")
     if kind == "interleaved" and count % strategy.pp:
         what = f"interleaved stages need a multiple of pp = {strategy.pp} micro-batches, not {count}"
@@ -210,8 +211,8 @@ def _degrees(evaluator: Evaluator, strategy: Strategy) -> int:
         raise _refuse("recompute", strategy.recompute, "no such mode", one_of(RECOMPUTE_MODES, strategy.recompute))
     if evaluator.problem.training.overlap_expert_exchange:
         what = "does not go with training.overlap_expert_exchange"
-        if strategy.pp > 1:
-            raise _refuse("pp", strategy.pp, what, "Use pp 1, or leave that setting out.")
+        if strategy.pp > 1 and strategy.virtual == 1:
+            raise _refuse("virtual", 1, f"{what} in pipelines", "Use 2 or more, or leave that setting out.")
         if strategy.recompute == "full":
             raise _refuse("recompute", "full", what, "Use selective, or leave that setting out.")
     return dp

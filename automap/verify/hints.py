@@ -18,6 +18,7 @@ from automap.plan import Plan
 from automap.problem import PAIRED_MICRO_BATCHES
 from automap.verify.model import Model, Placed
 from automap.verify.reading import Chunk, Violation, layer_operators, num_ranks, remainders
+from automap.verify.schedule import rank_orders
 from ir.graph import Graph
 from ir.layers import layers_of_modules
 from ir.linkage import Group
@@ -47,10 +48,16 @@ def check_hints(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[V
 def _unpaired(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[Violation]:
     """What keeps the passes of two micro-batches from running in pairs, as `training.overlap_expert_exchange` asks."""
     asked = "training.overlap_expert_exchange"
-    if len(plan.stages) > 1:
-        yield Violation("stages", f"{asked} is not priced with pipelines")
-    if plan.num_micro_batches < PAIRED_MICRO_BATCHES:
-        yield Violation("num_micro_batches", f"{asked} is priced with {PAIRED_MICRO_BATCHES} micro-batches or more")
+    ranks = num_ranks(plan)
+    if ranks > 1 and plan.schedule.kind != "interleaved":
+        yield Violation("schedule.kind", f"{asked} needs interleaved pipelines")
+    else:
+        # Of the passes of the first rank, in order: those before the first backward pass, and the one beside it.
+        order = "".join(word for word, _, _ in rank_orders(plan)[0])
+        alone = order.index("B") if ranks > 1 else 1
+        if order.count("F") < PAIRED_MICRO_BATCHES * alone:
+            what = f"{asked} needs more micro-batches: {alone} of {order.count('F')} forward passes run alone"
+            yield Violation("num_micro_batches", what)
     for chunk in chunks:
         if chunk.again - _mode(chunk, model, "selective"):
             yield Violation(f"{chunk.where}.recompute", f"{asked} does not go with more than selective recomputation")
