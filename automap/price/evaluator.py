@@ -109,6 +109,7 @@ class Evaluator:
                 held_update_bytes=trainer.update_bytes,
                 bucket_bytes=trainer.bucket_bytes,
                 frozen_bytes=problem.frozen_bytes,
+                pairs_passes=float(problem.training.overlap_expert_exchange),
                 most_gathered=math.inf if trainer.most_gathered is None else trainer.most_gathered,
             )
         )

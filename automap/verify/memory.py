@@ -166,9 +166,13 @@ class Recount:
             gathers = self.problem.trainer.regathers and self._carried
             gathered = self._unit_keeps(chunk, unit, own=False) if gathers else kept
             read = {piece for piece in gathered if piece.root in self._carried}
+            before = saved.counts()
             saved.add(kept, kept | read | self._as_made(chunk, self._entering(unit)))
             activations = saved.counts() + self._unit_saves(chunk, unit)
             working = np.full(3, self._working(chunk, unit))
+            has_loss = self.model.unit_of[unit[0]] == len(self.model.blocks.units) - 1
+            if self.problem.training.overlap_expert_exchange and not has_loss:
+                working += saved.counts() - before
             found.append((Moment(activations=activations, gradients=gradients, working=working), saved.counts()))
         return found, saved.counts()
 

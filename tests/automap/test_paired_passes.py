@@ -14,6 +14,7 @@ from automap.cluster import parse_cluster
 from automap.errors import PlanError, ProblemError
 from automap.export.baseline import read_baseline, with_stated
 from automap.export.export import export
+from automap.price.estimate import annotate
 from automap.price.evaluator import Evaluator
 from automap.price.lowered_plan import RECOMPUTE_MODES
 from automap.price.plan_writer import to_plan
@@ -48,6 +49,20 @@ def test_four_fifths_of_the_exchanges_of_experts_hide_and_nothing_else(trainer: 
     gone = seconds[False] - seconds[True]
     assert exchanged > 0.0 and gone.sum() == pytest.approx(0.8 * exchanged)
     assert np.count_nonzero(np.abs(gone) > 1e-12) == 1
+
+
+@pytest.mark.parametrize(("more", "layers_kept"), [({}, 4), ({"pp": 2, "virtual": 2}, 5)])
+def test_one_layer_more_is_in_memory(more: dict[str, int], layers_kept: int) -> None:
+    """A model with twice the layers keeps 4 more without a pipeline, and in the pipeline one more for each of the 5
+    stages of micro-batches that are in flight on the first rank."""
+    held = []
+    for layers, training in ((4, ON), (4, OFF), (8, OFF)):
+        model = zoo.build(MIXTURE.replace("layers=4", f"layers={layers}").replace("vocab_size=96", "vocab_size=48"))
+        found = Evaluator(Problem.build(model, "4xH100", training))
+        first = found.evaluate(hand_made(found, Strategy(ep=2, **more))).ranks[0]
+        held.append(np.array([first.activation_bytes, first.buffer_bytes]))
+    paired, alone, longer = held
+    assert (paired - alone).tolist() == [0.0, pytest.approx((longer - alone)[0] / layers_kept)]
 
 
 def test_what_cannot_overlap_is_refused_by_name() -> None:
@@ -99,8 +114,8 @@ def test_the_space_has_the_plans_that_overlap_and_verification_agrees(target: st
     assert on.modes.tolist() == (off.modes & (np.array(RECOMPUTE_MODES) != "full")).tolist() and off.modes[-1]
     verifier, rng, seen = Verifier(on.problem), np.random.default_rng(0), set()
     for values in on.random_batch(rng, 30):
-        plan = to_plan(on.lowered(tuple(values.tolist())), on.evaluator)
-        assert not verifier.violations(plan, memory=False)
+        lowered = on.lowered(tuple(values.tolist()))
+        assert not verifier.violations(annotate(to_plan(lowered, on.evaluator), lowered, on.evaluator))
     for values in off.random_batch(rng, 60):
         lowered = off.lowered(tuple(values.tolist()))
         faults = verifier.violations(to_plan(lowered, off.evaluator), memory=False)

@@ -222,6 +222,8 @@ class SettingsRow:
     frozen_bytes: float
     """Bytes of the master copy of a weight, trained or not, where the trainer computes with weights of another format;
     else 0."""
+    pairs_passes: float
+    """1 where the forward pass of a unit runs beside the backward pass of a unit of another micro-batch."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -234,7 +234,12 @@ def add_unit(unit, zero, number, pipeline, stages, settings, workspace):
     workspace.saved[chunk] += times * unit.saved_bytes
     live_bytes = unit.result_bytes + (unit.live_bytes if part.is_recomputed == 1 else 0.0)
     of_unit = unit.parameters, unit.parameters - unit.frozen, unit.zero_parameters
-    held = unit.saved_bytes, live_bytes, working_bytes(unit.workspace_bytes, of_unit, settings)
+    working = working_bytes(unit.workspace_bytes, of_unit, settings)
+    if settings.pairs_passes == 1.0 and number < pipeline.parts.shape[0] - 1:
+        # The forward pass beside it has saved as many units as this backward pass has freed, and one more. When the
+        # backward pass of the last unit, with the loss, runs, no forward pass has begun.
+        working += unit.saved_bytes
+    held = unit.saved_bytes, live_bytes, working
     makes = makes_gradients(pipeline.order.num_micro_batches, settings)
     moment, gradient_bytes = workspace.moments[rank if makes else chunk], 0.0
     if makes:
