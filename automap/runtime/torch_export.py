@@ -89,8 +89,10 @@ def export_onnx(build: Build, path: Path | None = None, *, opset: int = 20, name
     import onnx_ir
     import torch
 
-    with quiet(), phase("exporting the model"):
-        with torch.device("meta"), torch.no_grad():
+    # With gradients, attention takes a kernel by what requires one, and its result has other strides than in the pass
+    # that translates it.
+    with quiet(), phase("exporting the model"), torch.no_grad():
+        with torch.device("meta"):
             module, args, kwargs = _built(build)
         module.eval()
         try:

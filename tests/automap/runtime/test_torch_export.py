@@ -596,3 +596,27 @@ def test_attention_of_five_dims() -> None:
     assert graph.num_parameters == sum(p.numel() for p in module.parameters())
     assert graph.forward_flops == counted.get_total_flops()
     assert [group.kind for group in fused_groups(graph)] == ["attention"] and not graph.warnings
+
+
+class LearnedMask(nn.Module):
+    """Attention with a mask that a layer computes, as Doge has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.mask, self.out = nn.Linear(64, 192), nn.Linear(64, 4), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).view(x.shape[0], -1, 3, 4, 16).permute(2, 0, 3, 1, 4)
+        mask = self.mask(x).transpose(1, 2)[:, :, None].expand(-1, -1, x.shape[1], -1)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.out(y.transpose(1, 2).reshape(x.shape))
+
+
+def test_attention_of_a_built_module_with_a_mask_that_is_trained() -> None:
+    """What requires a gradient decides which kernel torch takes on a CPU, and which strides its result has."""
+    module = LearnedMask()
+    with sdpa_kernel([SDPBackend.MATH]), FlopCounterMode(display=False) as counted:
+        module(torch.zeros(1, 64, 64))
+    graph = load_model(export_onnx(lambda: (module, torch.zeros(1, 64, 64))))
+    assert graph.num_parameters == sum(p.numel() for p in module.parameters())
+    assert graph.forward_flops == counted.get_total_flops()
