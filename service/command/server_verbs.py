@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -125,7 +125,7 @@ def submit(
             )
         if detach:
             print_json(document) if as_json else say(document["id"])
-            _say_if_no_worker(client, document)
+            _say_if_no_worker(client, [document])
             return
         say(f"job {document['id']}", err=True)
         _follow(client, document["id"])
@@ -144,7 +144,8 @@ def status(
     with _client(url) as client:
         # One job more than is shown tells whether there are further ones.
         found = [client.job(job)] if job is not None else client.jobs(limit=limit + 1)
-    documents = found[:limit]
+        documents = found[:limit]
+        _say_if_no_worker(client, documents)
     if as_json:
         print_json(documents[0] if job is not None else {"jobs": documents})
         return
@@ -225,7 +226,7 @@ def _follow(client: AutomapClient, job_id: str) -> None:
 
     text = f"the job goes on: `automap watch {job_id}` follows it, `automap cancel {job_id}` ends it"
     with _saying_at_ctrl_c(text):
-        _say_if_no_worker(client, client.job(job_id))
+        _say_if_no_worker(client, [client.job(job_id)])
         with progress_line() as show:
             for event in client.watch(job_id):
                 told = event.data
@@ -236,12 +237,14 @@ def _follow(client: AutomapClient, job_id: str) -> None:
         client.wait(job_id)
 
 
-def _say_if_no_worker(client: AutomapClient, job: Mapping[str, Any]) -> None:
-    """Says on stderr that a job waits because the service has no worker, if that is so."""
-    # A proxy may keep the address of the readiness to itself; the job is accepted all the same.
+def _say_if_no_worker(client: AutomapClient, jobs: Sequence[Mapping[str, Any]]) -> None:
+    """Says on stderr that jobs wait because the service has no worker, if that is so."""
+    waiting = sum(job["state"] == "queued" for job in jobs)
+    # A proxy may keep the address of the readiness to itself; the jobs are accepted all the same.
     with contextlib.suppress(UserError, RemoteError):
-        if job["state"] == "queued" and client.readiness()["workers"] == 0:
-            say("the service has no worker now; the job waits until one starts (`automap worker`)", err=True)
+        if waiting and client.readiness()["workers"] == 0:
+            who = "the job waits" if waiting == 1 else f"{waiting} jobs wait"
+            say(f"the service has no worker now; {who} until one starts (`automap worker`)", err=True)
 
 
 @contextlib.contextmanager

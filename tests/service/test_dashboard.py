@@ -22,6 +22,7 @@ from automap.gnn.made_up import Shape, make_problem
 from service.jobs import one_run
 from service.jobs.keys import Keys
 from service.jobs.store import Store
+from service.jobs.worker import Worker
 from service.settings import Settings
 
 GPT = "gpt:layers=4,hidden=256,heads=4,vocab_size=1024,seq_len=128"
@@ -309,6 +310,32 @@ def test_jobs_that_ended_without_a_plan_and_many_jobs(browser: Any, api: httpx.C
     page.locator(f'a[href="#/jobs/{last}"]').wait_for()
     assert moved > 0 and page.locator(".wide").evaluate("wide => wide.scrollLeft") == moved
     assert held.evaluate("link => link === document.activeElement")
+
+
+@pytest.mark.slow
+def test_jobs_that_no_worker_will_run_are_told(
+    browser: Any, api: httpx.Client, settings: Settings, client: redis.Redis
+) -> None:
+    asked = {"zoo": GPT, "cluster": "8xA100-80GB", "training": {"global_batch": 64}, "budget": "300"}
+    page = browser.new_page()
+    page.set_default_timeout(20_000)
+    page.goto(str(api.base_url))
+    page.get_by_text("There are no jobs yet.").wait_for()
+    said = page.get_by_role("status").get_by_text("The service has no worker now.")
+    assert said.count() == 0, "no job waits"
+    job_id = api.post("/v1/jobs", json=asked).json()["id"]
+    said.wait_for()
+    worker = Worker(client, settings)
+    worker.register_birth()
+    said.wait_for(state="detached")
+    # The page of a job says the same.
+    worker.register_death()
+    page.goto(f"{api.base_url}/#/jobs/{job_id}")
+    said.wait_for()
+    assert api.post(f"/v1/jobs/{job_id}/cancel").status_code == 200
+    page.get_by_text("The search had not begun.").wait_for()
+    said.wait_for(state="detached")
+    page.close()
 
 
 @pytest.mark.slow

@@ -86,11 +86,21 @@ def test_submit_exits_by_outcome(
 def test_a_job_that_no_worker_will_run_is_told(
     api: httpx.Client, settings: Settings, client: redis.Redis, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["submit", *WORDS, "--url", str(api.base_url), "--detach"]
+    at = ["--url", str(api.base_url)]
+    words = ["submit", *WORDS, *at, "--detach"]
+    assert main(["status", *at]) == 0
+    assert "worker" not in capsys.readouterr().err, "no job waits"
     assert main(words) == 0
-    assert "has no worker now" in capsys.readouterr().err
+    assert "has no worker now; the job waits" in capsys.readouterr().err
+    assert main(words) == 0
+    job_id = capsys.readouterr().out.strip()
+    for asked, waits in (([], "2 jobs wait"), ([job_id], "the job waits"), ([job_id, "--json"], "the job waits")):
+        assert main(["status", *asked, *at]) == 0
+        output = capsys.readouterr()
+        assert f"has no worker now; {waits} until" in output.err and "worker" not in output.out
     Worker(client, settings).register_birth()
     assert main(words) == 0
+    assert main(["status", *at]) == 0
     assert "worker" not in capsys.readouterr().err
 
 

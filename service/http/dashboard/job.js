@@ -1,22 +1,34 @@
 // A job: its search as it goes on, and its plan.
 
-import { events, get, post } from "./api.js";
+import { events, get, post, sleep } from "./api.js";
 import { Course, chart, swatch } from "./chart.js";
 import { announce, count, h, keep, renew, seconds, share, table } from "./dom.js";
 import { showGnnPlan } from "./gnn.js";
-import { bar, model, place, state } from "./jobs.js";
+import { AGAIN_MS, bar, model, place, showIfNoWorker, state } from "./jobs.js";
 import { showPlan } from "./plan.js";
 
 export async function showJob(root, id, signal) {
   let job = await get(`v1/jobs/${encodeURIComponent(id)}`, signal);
   document.title = `${model(job)} · AutoMAP`;
-  const head = h("div"), notice = h("div", { role: "status" }), search = h("section", { "aria-label": "Search" }), plan = h("div");
-  root.append(h("h1", {}, `${model(job)} on ${place(job.request)}`), head, notice, search, plan);
+  const head = h("div"), notice = h("div", { role: "status" }), workers = h("div", { role: "status" });
+  const search = h("section", { "aria-label": "Search" }), plan = h("div");
+  root.append(h("h1", {}, `${model(job)} on ${place(job.request)}`), head, notice, workers, search, plan);
   const course = new Course();
   if (job.progress) course.add({ attempt: job.attempt, ...job.progress });
   showHead();
+  lookForWorkers();
+
+  /** As long as the job waits. */
+  async function lookForWorkers() {
+    while (job.state === "queued" && !signal.aborted) {
+      if (!document.hidden) await showIfNoWorker(workers, true, signal);
+      await sleep(AGAIN_MS);
+    }
+    workers.replaceChildren();
+  }
 
   function showHead() {
+    if (job.state !== "queued") workers.replaceChildren();
     const active = ["queued", "running"].includes(job.state);
     const cancel = h("button", { type: "button", onclick: stop }, "Cancel the job");
     const facts = [h("p", {}, asked(job.request)), h("p", {}, state(job.state), " ", bar(job, course.latest), " ",

@@ -3,7 +3,7 @@
 import { get, sleep } from "./api.js";
 import { h, renew, seconds, table } from "./dom.js";
 
-const AGAIN_MS = 2000;
+export const AGAIN_MS = 2000;
 const PAGE = 50;
 
 const STEERS = /[\u0000-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g;
@@ -20,6 +20,16 @@ export function bar(job, progress = job.progress) {
   return h("progress", { value: fraction, max: 1, "aria-label": `Progress of ${model(job)}` }, `${Math.round(100 * fraction)} %`);
 }
 
+/** Says in a place of the page that no worker is there to run the jobs that wait, where some do; else empties it. */
+export async function showIfNoWorker(root, someWait, signal) {
+  // A proxy may keep this address to itself; the jobs wait all the same.
+  const ready = someWait ? await get("readyz", signal).catch(() => null) : null;
+  if (ready?.workers !== 0) root.replaceChildren();
+  else if (!root.hasChildNodes()) {  // a text that is already there is not said a second time
+    root.append(h("p", { class: "fault" }, "The service has no worker now. Jobs wait until one starts (", h("code", {}, "automap worker"), ")."));
+  }
+}
+
 /** Which jobs are shown, by the last part of their address: its words, and the states that are asked for. */
 const CHOICES = {
   "": ["all", []], unfinished: ["not ended", ["queued", "running"]], succeeded: ["succeeded", ["succeeded"]],
@@ -29,12 +39,12 @@ const CHOICES = {
 /** The newest jobs of a choice, or those behind a cursor. Each page has an address, so that the browser goes back. */
 export async function showJobs(root, choice, cursor, signal) {
   document.title = cursor ? "Older jobs · AutoMAP" : "Jobs · AutoMAP";
-  const list = h("div", { class: "awaited" }), notice = h("div", { role: "status" });
+  const list = h("div", { class: "awaited" }), notice = h("div", { role: "status" }), workers = h("div", { role: "status" });
   const older = h("a", { hidden: true }, "Older jobs"), home = choice ? `#/state/${choice}` : "#/";
   const newest = h("a", { href: home, hidden: !cursor }, "Newest jobs");
   const query = [`limit=${PAGE}`, ...(CHOICES[choice]?.[1] ?? [choice]).map((name) => `state=${encodeURIComponent(name)}`),
     ...(cursor ? [`cursor=${encodeURIComponent(cursor)}`] : [])].join("&");
-  root.append(h("h1", {}, cursor ? "Older jobs" : "Jobs"), choices(choice), notice, list,
+  root.append(h("h1", {}, cursor ? "Older jobs" : "Jobs"), choices(choice), notice, workers, list,
     h("nav", { class: "buttons", "aria-label": "Pages of jobs" }, newest, older));
   let before = "";
 
@@ -47,6 +57,7 @@ export async function showJobs(root, choice, cursor, signal) {
     older.hidden = !next;
     if (next) older.href = `${choice ? home : "#/older"}/${next}`;
     notice.replaceChildren();
+    await showIfNoWorker(workers, jobs.some((job) => job.state === "queued"), signal);
   }
 
   /** A service that is away for a moment, as at a restart, is asked again. */
