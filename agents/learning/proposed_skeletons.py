@@ -90,7 +90,7 @@ def propose_and_solve(search: SkeletonSearch, templates: Grid, network: Proposal
         if not incumbent.finished:
             skeletons = _proposed(search, known, network, seed)
             begun = {values[: search.space.first.schedule] for values in search.begun}
-            near = alike[_within_reach(search, alike)]
+            near = alike.values[_within_reach(search, alike)]
             _solve(search, SOLVED, _near_or_new(search, skeletons, begun), _plans(near), templates=templates)
     if divides and not incumbent.finished:
         with _share(incumbent, math.inf):
@@ -120,13 +120,13 @@ def _proposed(search: SkeletonSearch, known: Grid, network: ProposalNetwork, see
     return by_promise(skeletons)
 
 
-def known_before(search: SkeletonSearch, templates: Grid, alike: Ints) -> Grid:
+def known_before(search: SkeletonSearch, templates: Grid, alike: Grid) -> Grid:
     """The plans that are known when a network proposes skeletons: from these, completions take their decisions.
 
     Args:
         search: skeletons that have been solved.
         templates: the templates with their prices.
-        alike: [n, slots] the plans of `like_the_best`.
+        alike: the plans of `like_the_best`.
 
     Returns:
         The best templates (`best_known`), `alike`, and the best solved plans, all with their prices.
@@ -134,7 +134,7 @@ def known_before(search: SkeletonSearch, templates: Grid, alike: Ints) -> Grid:
     space = search.space
     chosen = best_known(space, *templates, search.incumbent.table.first.time_s * REFERENCE)
     best = Grid(templates.values[chosen], templates.prices[chosen])
-    return best.joined(Grid(alike, space.price(alike))).joined(search.plans())
+    return best.joined(alike).joined(search.plans())
 
 
 def _share(incumbent: Incumbent, seconds: float) -> AbstractContextManager[None]:
@@ -164,7 +164,7 @@ def solve_further(search: SkeletonSearch, templates: Grid) -> None:
     ):
         alike = like_the_best(search.space, templates, search.plans(None).values)
         promising = promising_meshes(search.space, templates)
-        _solve(search, MOST_FURTHER, (), _plans(alike), _plans(promising), templates=templates)
+        _solve(search, MOST_FURTHER, (), _plans(alike.values), _plans(promising), templates=templates)
 
 
 def _solve(
@@ -225,9 +225,9 @@ def _template_of_best(search: SkeletonSearch, templates: Grid) -> Values | None:
     return None if template in search.begun else template
 
 
-def _within_reach(search: SkeletonSearch, plans: Ints) -> Mask:
-    """[n] whether plans, [n, slots], promise a step time of at most `REACH` times that of the best plan so far."""
-    seconds, overflow = search.space.price(plans).T
+def _within_reach(search: SkeletonSearch, plans: Grid) -> Mask:
+    """[n] whether plans promise a step time of at most `REACH` times that of the best plan so far."""
+    seconds, overflow = plans.prices.T
     found: Mask = seconds * (1.0 + FITTING * np.maximum(overflow, 0.0)) <= REACH * search.incumbent.best_s
     return found
 
@@ -241,8 +241,9 @@ def _near_or_new(search: SkeletonSearch, proposed: Sequence[Values], begun: Coll
         begun: values of the slots of the shape of all plans from which descents have begun.
     """
     rows = np.array(proposed, dtype=np.int64).reshape(len(proposed), len(search.space.slots))
+    near = _within_reach(search, Grid(rows, search.space.price(rows)))
     found, shapes = [], set(begun)
-    for values, is_near in zip(proposed, _within_reach(search, rows).tolist(), strict=True):
+    for values, is_near in zip(proposed, near.tolist(), strict=True):
         shape = values[: search.space.first.schedule]
         if is_near or shape not in shapes:
             found.append(values)

@@ -78,6 +78,12 @@ def promising_meshes(space: PlanSpace, grid: Grid) -> Ints:
 
     They are sorted by the estimates of `promises`, the fastest first; those that overflow memory by much come last.
     """
+    rows: Ints = grid.values[_promising(space, grid)]
+    return rows
+
+
+def _promising(space: PlanSpace, grid: Grid) -> Ints:
+    """[n] the rows of a grid that `promising_meshes` returns."""
     found = promises(space, grid)
     over = np.maximum(found.overflow, 0.0)
     rank = np.lexsort((found.seconds * (1.0 + FITTING * over), over > NEARLY_FITS))
@@ -89,11 +95,11 @@ def promising_meshes(space: PlanSpace, grid: Grid) -> Ints:
     best = np.empty_like(firsts)
     # Of several rows of a shape, the last write stays: that of its first row in `order`.
     best[shape[order[::-1]]] = order[::-1]
-    rows: Ints = grid.values[best[by_promise]]
+    rows: Ints = best[by_promise]
     return rows
 
 
-def like_the_best(space: PlanSpace, grid: Grid, found: Ints) -> Ints:
+def like_the_best(space: PlanSpace, grid: Grid, found: Ints) -> Grid:
     """Gives the signatures of good plans to promising skeletons.
 
     Signatures that are good on one mesh are mostly good on another, and templates may not have them. The skeletons are
@@ -108,11 +114,11 @@ def like_the_best(space: PlanSpace, grid: Grid, found: Ints) -> Ints:
         found: [k, slots] plans that planners have found, the best first.
 
     Returns:
-        [n, slots] the fastest plan that fits, if one does; then one plan for each mesh, number of micro-batches and
-        number of virtual stages, in the order of `promising_meshes`.
+        The fastest plan that fits, if one does; then one plan for each mesh, number of micro-batches and number of
+        virtual stages, in the order of `promising_meshes`; all with their prices.
     """
     if not len(found):
-        return found
+        return _priced(space, found)
     own = found[numbered(row_digests(found[:, : space.first.schedule]))[1]]
     rows = np.concatenate([promising_meshes(space, grid)[:TRANSFERRED], own])
     tried = _priced(space, np.concatenate([own, _with_donors(space, rows, found)]))
@@ -120,8 +126,9 @@ def like_the_best(space: PlanSpace, grid: Grid, found: Ints) -> Ints:
     tried = tried.joined(_priced(space, _varied(space, grid, promising_meshes(space, tried)[:VARIED])))
     seconds = np.where(tried.prices[:, 1] <= 0.0, tried.prices[:, 0], np.inf)
     # Where memory is scarce, a plan that fits may look slow beside promises; for long it may be the only one that fits.
-    fastest = tried.values[[seconds.argmin()]] if np.isfinite(seconds).any() else tried.values[:0]
-    return np.concatenate([fastest, promising_meshes(space, tried)])
+    fastest = [seconds.argmin()] if np.isfinite(seconds).any() else []
+    rows = np.concatenate([np.array(fastest, dtype=np.int64), _promising(space, tried)])
+    return Grid(tried.values[rows], tried.prices[rows])
 
 
 def with_other_shapes(space: PlanSpace, found: Ints) -> Ints:

@@ -119,7 +119,7 @@ def search_portfolio(task: SearchTask) -> SearchResult:
     # Planners begin with many meshes, because they need few evaluations for each.
     promising = promising_meshes(incumbent.space, grid)
     alike = like_the_best(incumbent.space, grid, known)
-    wide = np.concatenate([known[:SHOWN_PROPOSALS], _alternating(alike, promising)])
+    wide = np.concatenate([known[:SHOWN_PROPOSALS], _alternating(alike.values, promising)])
     try:
         if not proven and not incumbent.finished:
             _search(incumbent, crew, known, wide, task.seed)

@@ -116,7 +116,7 @@ def test_signatures_make_fit_what_templates_recompute_for(monkeypatch):
     first, solved = space.first, improve_templates(incumbent, grid).plans(None).values
     row = next(
         row
-        for row in map(tuple, like_the_best(space, grid, solved).tolist())
+        for row in map(tuple, like_the_best(space, grid, solved).values.tolist())
         if (lambda s: (s.pp, s.tp, s.num_micro_batches, s.virtual))(space.shape(row)) == (8, 4, 32, 14)
     )
     assert all(row[first.recompute : first.recompute + 8])

@@ -85,7 +85,8 @@ def test_other_meshes_take_the_signatures_of_good_plans(scarce):
     space, grid = scarce
     rows = promising_meshes(space, grid)
     donors = space.random_batch(np.random.default_rng(0), 6)
-    found = like_the_best(space, grid, donors)
+    found, prices = like_the_best(space, grid, donors)
+    assert (prices == space.price(found)).all()
     assert all(space.repair(row) == tuple(row) for row in found.tolist())
     first = space.first
     shapes = set(map(tuple, found[1:, : first.schedule].tolist()))
@@ -109,7 +110,7 @@ def test_the_fastest_plan_that_fits_is_the_first():
     space, grid = incumbent.space, price_grid(incumbent, charged=False)
     opened = improve_templates(incumbent, grid)
     assert incumbent.best is None
-    found = like_the_best(space, grid, opened.plans(None).values)
+    found = like_the_best(space, grid, opened.plans(None).values).values
     seconds, overflow = space.price(found).T
     assert overflow[0] <= 0.0 and seconds[0] <= seconds[overflow <= 0.0].min()
     # Promising are others, which are much faster, and of which none is made to fit.
@@ -138,7 +139,7 @@ def test_recomputation_and_zero_are_those_that_suit_the_signatures(scarce):
     space, grid = scarce
     first = space.first
     donors = grid.values[grid.prices[:, 1] <= 0.0][:40:10]
-    for row in like_the_best(space, grid, donors)[:8]:
+    for row in like_the_best(space, grid, donors).values[:8]:
         same = (grid.values[:, : first.cut] == row[: first.cut]).all(axis=1)
         others = grid.values[same].copy()
         others[:, first.signature :] = row[first.signature :]
@@ -153,7 +154,7 @@ def test_the_most_promising_of_good_plans_come_first(scarce):
     rows = promising_meshes(space, grid)
     solved = SkeletonSearch(Incumbent(space, Budget(), searcher="elimination"), propose)
     descend(solved, tuple(rows[0].tolist()))
-    found = like_the_best(space, grid, solved.plans().values)
+    found = like_the_best(space, grid, solved.plans().values).values
     seconds, overflow = space.price(found).T
     assert (np.diff((overflow > NEARLY_FITS).astype(int)) >= 0).all()
     fitting_s = [
@@ -178,4 +179,4 @@ def test_the_most_promising_of_good_plans_come_first(scarce):
 def test_without_good_plans_there_are_none(scarce):
     space, grid = scarce
     found = like_the_best(space, grid, np.empty((0, len(space.slots)), np.int64))
-    assert found.shape == (0, len(space.slots))
+    assert found.values.shape == (0, len(space.slots)) and found.prices.shape == (0, 2)

@@ -225,7 +225,7 @@ def test_descents_begin_near_the_best_plan_or_with_a_new_shape():
     grid = price_grid(incumbent)
     search = SkeletonSearch(incumbent, propose)
     near = promised_s(grid) <= proposed_skeletons.REACH * incumbent.best_s
-    assert (proposed_skeletons._within_reach(search, grid.values) == near).all()
+    assert (proposed_skeletons._within_reach(search, grid) == near).all()
     rows = list(map(tuple, grid.values.tolist()))
     shapes = [row[: space.first.schedule] for row in rows]
     begun = {shapes[0]}
