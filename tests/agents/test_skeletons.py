@@ -242,6 +242,44 @@ def test_a_solve_ends_where_a_plan_of_it_fits():
     assert search.best[row[: search.space.first.signature]][0] == (False, 0.85 * given_s)
 
 
+@pytest.mark.parametrize(
+    ("slower", "overflow", "best", "solved"),
+    [
+        (1.4, -0.1, 1.0, 2),
+        # The plan found is only a little slower; or it does not fit; or the given plan is far from the best one.
+        (1.04, -0.1, 1.0, 1),
+        (1.4, 0.1, 0.9, 1),
+        (1.4, -0.1, 0.7, 1),
+    ],
+)
+def test_a_skeleton_is_solved_again_at_a_plan_that_is_much_slower(slower, overflow, best, solved):
+    """Once: the second solve finds a plan that is slower again."""
+    outcomes = [[(1.0, 0.3)] for _ in range(8)]
+    search, row, given_s, solves = scripted(outcomes)
+    outcomes[:] = [[(slower * given_s, overflow)] for _ in outcomes]
+    search.incumbent.best_s = best * given_s
+    search.solve(row, rounds=1)
+    assert len(solves) == solved
+
+
+def test_where_a_solve_is_misled_the_next_one_finds_a_faster_plan():
+    """A decoder with experts on 512 devices: the step gets longer at first, and then shorter than it was."""
+    space = PlanSpace(generate(100_078).problem)
+    values, prices = grid_of(space)
+    shape = (32, 4, 4, 1152)
+    rows = [
+        row
+        for row in np.flatnonzero(prices[:, 1] <= 0.0).tolist()
+        if (lambda s: (s.pp, s.tp, s.middle, s.num_micro_batches))(space.shape(tuple(values[row].tolist()))) == shape
+    ]
+    given = min(rows, key=lambda row: prices[row, 0])
+    search = SkeletonSearch(Incumbent(space, Budget(), searcher="elimination"), propose)
+    search.keep(tuple(values[given].tolist()), (False, float(prices[given, 0])))
+    search.incumbent.price(values[[given]])
+    search.solve(tuple(values[given].tolist()), rounds=1)
+    assert search.incumbent.best_s < 0.95 * prices[given, 0]
+
+
 @pytest.mark.parametrize("fits", [True, False])
 def test_a_solve_tells_of_its_fastest_plans_that_do_not_fit(fits):
     """Where one of the skeleton fits, the fastest of all and the fastest that nearly fits; else this one alone. None
