@@ -145,16 +145,11 @@ def status(
         # One job more than is shown tells whether there are further ones.
         found = [client.job(job)] if job is not None else client.jobs(limit=limit + 1)
         documents = found[:limit]
+        if as_json:
+            print_json(documents[0] if job is not None else {"jobs": documents})
+        else:
+            _list(documents, limit=limit, are_further=len(found) > limit)
         _say_if_no_worker(client, documents)
-    if as_json:
-        print_json(documents[0] if job is not None else {"jobs": documents})
-        return
-    for document in documents:
-        say(_job_line(document))
-    if len(found) > limit:
-        say(f"there are further jobs; `automap status --limit {10 * limit}` lists more of them", err=True)
-    if not documents:
-        say("no jobs; `automap submit` makes one")
 
 
 @app.command()
@@ -210,6 +205,16 @@ def _show_plan_of(client: AutomapClient, job_id: str, output: Path | None, *, so
         show_placement(client.gnn_plan(job_id), output, as_json=as_json)
     else:
         show_plan(client.plan(job_id, so_far=so_far), output, as_json=as_json)
+
+
+def _list(jobs: Sequence[Mapping[str, Any]], *, limit: int, are_further: bool) -> None:
+    """Shows jobs, a line each, and says whether there are further ones, or none at all."""
+    for job in jobs:
+        say(_job_line(job))
+    if are_further:
+        say(f"there are further jobs; `automap status --limit {10 * limit}` lists more of them", err=True)
+    if not jobs:
+        say("no jobs; `automap submit` makes one")
 
 
 def _is_gnn(job: Mapping[str, Any]) -> bool:
