@@ -30,6 +30,7 @@ from agents.portfolio.parts import (
     shares_of,
 )
 from agents.results.fewer_devices import Part, needed, on_every, promising, space_on_all, told_idle
+from agents.results.infeasibility_advice import nothing_fits_on_all
 from agents.results.plainest import TIE
 from agents.searcher import Budget, OnProgress, Progress, Reached, SearchResult, ShouldStop, check_budget, check_tie
 from automap.errors import NothingFits, UserError
@@ -152,7 +153,10 @@ def _search_one_part(
     def report(progress: Progress) -> None:
         on_progress(replace(scaled(progress, done, 1.0 - done), best=lifted_best(progress, lift)))
 
-    found = search_part(part.problem, on_progress=report)
+    try:
+        found = search_part(part.problem, on_progress=report)
+    except NothingFits as fault:
+        raise nothing_fits_on_all(fault, part.devices, evaluator.problem.cluster) from None
     return _on_all_devices(_with_bound_of_parts(found, part, parts), lift, evaluator)
 
 

@@ -7,7 +7,7 @@ change was tried on the problem: at least one template of the changed problem fi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from math import gcd
@@ -22,7 +22,7 @@ from automap.errors import ClusterError, NothingFits, ProblemError
 from automap.families import families, kernels_of
 from automap.hints import Fix
 from automap.memory_band import LEAST_CONFIDENCE
-from automap.plan import devices_in_words
+from automap.plan import Plan, devices_in_words, format_devices, parse_devices
 from automap.price.estimate import annotate
 from automap.problem import Problem
 from automap.records import to_json
@@ -77,15 +77,6 @@ def nothing_fits(space: PlanSpace, nearest: Values) -> NothingFits:
     """
     lowered = space.lowered(nearest)
     plan = annotate(space.decode(nearest), lowered, space.evaluator)
-    assert plan.estimate is not None
-    worst = max(plan.estimate.memory_bytes, key=lambda m: m.total - m.capacity + m.reserve)
-    short = worst.total - worst.capacity + worst.reserve
-    free = f", {in_gib(worst.reserve)} of them kept free to be sure" if worst.reserve > 0.0 else ""
-    where = devices_in_words(worst.devices)
-    have = f"each of the {where}, which have" if where.startswith("devices") else f"{where}, which has"
-    fixed = ""
-    if worst.buffers > worst.capacity:
-        fixed = f"; {in_gib(worst.buffers)} GiB are buffers, among them those that the trainer keeps on every device"
     shape = space.shape(nearest)
     sizes = (*zip(space.axes, space.meshes.mesh(shape), strict=True), ("pp", shape.pp))
     degrees = ", ".join(f"{name} {size}" for name, size in sizes)
@@ -99,13 +90,60 @@ def nothing_fits(space: PlanSpace, nearest: Values) -> NothingFits:
         )
     begin = "Any of these makes a plan fit" if len(found) > 1 else "This makes a plan fit"
     return NothingFits(
-        f"no plan fits: the nearest ({degrees}) needs {in_gib(worst.total)} GiB on "
-        f"{have} {in_gib(worst.capacity)} GiB{free}{fixed}; {in_gib(short)} GiB are missing",
+        f"no plan fits: the nearest ({degrees}) {_shortage(plan)}",
         field="cluster",
         value=space.problem.cluster.name,
         repair=f"{begin}: {'; '.join(r.about for r in found)}." if found else none,
         nearest=plan.to_json(),
         changes=[to_json(r) for r in found],
+    )
+
+
+def nothing_fits_on_all(fault: NothingFits, devices: Sequence[int], cluster: Cluster) -> NothingFits:
+    """The error of a search on some devices of a cluster, as one of a search on all of them.
+
+    Args:
+        fault: the error.
+        devices: [devices that were searched] number of each in the whole cluster.
+        cluster: the whole cluster.
+    """
+    if fault.nearest is None:
+        return fault
+
+    def numbered(named: str) -> str:
+        return format_devices(tuple(devices[device] for device in parse_devices(named)))
+
+    found = Plan.from_json(fault.nearest)
+    assert found.estimate is not None
+    stages = tuple(replace(stage, devices=numbered(stage.devices)) for stage in found.stages)
+    memory = tuple(replace(row, devices=numbered(row.devices)) for row in found.estimate.memory_bytes)
+    estimate = replace(found.estimate, memory_bytes=memory)
+    nearest = replace(found, stages=stages, estimate=estimate, cluster=cluster.to_json())
+    idle = f"it leaves {cluster.num_devices - len(devices)} of the {cluster.num_devices} devices idle"
+    return NothingFits(
+        fault.message.replace(_shortage(found), f"{_shortage(nearest)}; {idle}"),
+        field=fault.field,
+        value=cluster.name,
+        repair=fault.repair,
+        nearest=nearest.to_json(),
+        changes=fault.changes,
+    )
+
+
+def _shortage(plan: Plan) -> str:
+    """How much memory a plan needs on the devices where most is missing, and how much they have."""
+    assert plan.estimate is not None
+    worst = max(plan.estimate.memory_bytes, key=lambda m: m.total - m.capacity + m.reserve)
+    short = worst.total - worst.capacity + worst.reserve
+    free = f", {in_gib(worst.reserve)} of them kept free to be sure" if worst.reserve > 0.0 else ""
+    where = devices_in_words(worst.devices)
+    have = f"each of the {where}, which have" if where.startswith("devices") else f"{where}, which has"
+    fixed = ""
+    if worst.buffers > worst.capacity:
+        fixed = f"; {in_gib(worst.buffers)} GiB are buffers, among them those that the trainer keeps on every device"
+    return (
+        f"needs {in_gib(worst.total)} GiB on {have} {in_gib(worst.capacity)} GiB{free}{fixed}; "
+        f"{in_gib(short)} GiB are missing"
     )
 
 

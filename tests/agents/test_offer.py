@@ -774,6 +774,21 @@ def test_where_only_the_target_keeps_plans_out_that_is_said() -> None:
     assert ("training.target", "any") in [(change["field"], change["value"]) for change in fault.value.changes]
 
 
+def test_a_part_on_which_nothing_fits_is_named_as_a_part_of_the_users_cluster():
+    """The fixed degrees fill two devices of each host, so that the part's devices 2 and 3 are the cluster's 3 and 4."""
+    fix = {"dp": 1, "tp": 2, "pp": 2}
+    problem = Problem.build(zoo.build("llama-70b"), "2x3xA100-40GB", {"global_batch": 16}, {"fix": fix})
+    with pytest.raises(NothingFits) as caught:
+        search_offer(problem, Budget(evaluations=8), searchers=("expert",))
+    fault, nearest = caught.value, Plan.from_json(caught.value.nearest)
+    assert (fault.value, nearest.cluster) == (problem.cluster.name, problem.cluster.to_json())
+    assert "devices 0-1, which have" in fault.message or "devices 3-4, which have" in fault.message
+    assert "it leaves 2 of the 6 devices idle" in fault.message
+    assert nearest.estimate is not None
+    for parts in (nearest.stages, nearest.estimate.memory_bytes):
+        assert {device for part in parts for device in parse_devices(part.devices)} == {0, 1, 3, 4}
+
+
 @pytest.mark.slow
 def test_parts_are_searched_where_no_template_fits_on_all_devices():
     """Each of 13 layers of 3 billion parameters needs two A100-40GB. On 35 devices no number of stages gives two to
