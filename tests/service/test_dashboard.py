@@ -275,6 +275,7 @@ def test_jobs_that_ended_without_a_plan_and_many_jobs(browser: Any, api: httpx.C
     page.get_by_text("The search had not begun.").wait_for()
     page.get_by_text("64 samples a step, budget 300 plans").wait_for()
     assert page.locator("progress").evaluate("bar => bar.value") == 0
+    assert page.locator("progress").get_attribute("aria-valuetext") == "0 %", "what a screen reader says"
     # The link past the header leads into the page, and not to another one.
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")

@@ -17,7 +17,8 @@ export const state = (name) => h("span", { class: `state state-${name}` }, name)
 export function bar(job, progress = job.progress) {
   if (job.state === "queued") return h("span", { class: "quiet" }, "waits");
   const fraction = job.state === "succeeded" ? 1 : progress?.fraction ?? 0;
-  return h("progress", { value: fraction, max: 1, "aria-label": `Progress of ${model(job)}` }, `${Math.round(100 * fraction)} %`);
+  const text = `${Math.round(100 * fraction)} %`;
+  return h("progress", { value: fraction, max: 1, "aria-label": `Progress of ${model(job)}`, "aria-valuetext": text }, text);
 }
 
 /** Says in a place of the page that no worker is there to run the jobs that wait, where some do; else empties it. */
