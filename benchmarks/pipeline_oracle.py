@@ -239,14 +239,14 @@ class Oracle:
 
     def rates(self, devices: Sequence[int]) -> tuple[float, float]:
         """Bytes/s of the transfer from an equal stage before these devices and to one behind them; 0 = none."""
-        stands, size, place = self.space.evaluator.stands, len(devices), devices[0]
+        laid_out, size, place = self.space.evaluator.laid_out, len(devices), devices[0]
         first, own = np.arange(max(place - size, 0), place), np.array(devices)
         behind = np.arange(place + size, min(place + 2 * size, self.devices))
 
         def rate(one: Ints, other: Ints) -> float:
             if not len(one) or not len(other):
                 return 0.0
-            return stands.sends.of((stands.pattern(one), stands.pattern(other)), one, other)[1]
+            return laid_out.sends.of((laid_out.pattern(one), laid_out.pattern(other)), one, other)[1]
 
         return rate(first, own), rate(own, behind)
 

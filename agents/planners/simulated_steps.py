@@ -156,14 +156,14 @@ class SimulatedSteps:
         """Seconds in which each device of a stage sends a byte to a stage of `following` devices behind it."""
         key = place, size, following
         if key not in self._sent:
-            stands, middle = self.table.space.evaluator.stands, place + size
+            laid_out, middle = self.table.space.evaluator.laid_out, place + size
             both = (place, size), (middle, following)
             devices = tuple(np.array(self.table.devices(*one)) for one in both)
             for one, mine in zip(both, devices, strict=True):
                 if one not in self._patterns:
-                    self._patterns[one] = stands.pattern(mine)
+                    self._patterns[one] = laid_out.pattern(mine)
             patterns = self._patterns[both[0]], self._patterns[both[1]]
-            self._sent[key] = 1.0 / stands.sends.of(patterns, *devices)[1]
+            self._sent[key] = 1.0 / laid_out.sends.of(patterns, *devices)[1]
         return self._sent[key]
 
     def moved(

@@ -211,9 +211,9 @@ class StageTable:
         """Seconds in which each sender sends a byte, as in the price; 0 without senders or receivers."""
         if not len(senders) or not len(receivers):
             return 0.0
-        stands = self.space.evaluator.stands
-        patterns = stands.pattern(senders), stands.pattern(receivers)
-        return 1.0 / stands.sends.of(patterns, senders, receivers)[1]
+        laid_out = self.space.evaluator.laid_out
+        patterns = laid_out.pattern(senders), laid_out.pattern(receivers)
+        return 1.0 / laid_out.sends.of(patterns, senders, receivers)[1]
 
     def channel(self, place: int, size: int, following: int) -> Floats:
         """[units + 1] seconds a micro-batch of the channel to a stage of `following` devices, see `ChannelSeconds`:

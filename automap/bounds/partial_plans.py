@@ -65,10 +65,10 @@ class BoundTable:
         units = space.arrays.units
         self._again = self._before(np.maximum(0.0, found.again_s - found.work_s))
         some_sets = [some for some in dict.fromkeys([*even, *unlike]) if some]
-        stands = dict(zip(some_sets, self._of_stages(some_sets, settings, least).tolist(), strict=True))
+        of_stages = dict(zip(some_sets, self._of_stages(some_sets, settings, least).tolist(), strict=True))
         self.shape_bounds = np.array(
             [
-                self._of_shape(shape, [stands[some] for some in both if some])
+                self._of_shape(shape, [of_stages[some] for some in both if some])
                 for shape, *both in zip(space.shapes, even, unlike, strict=True)
             ]
         )
@@ -243,15 +243,15 @@ class BoundTable:
         held *= 1.0 + float(arrays.settings.unused_share)
         return np.stack([busy_s, np.minimum.reduceat(work_s, starts) @ times, held / np.maximum(1.0, capacity)], axis=1)
 
-    def _of_shape(self, shape: Shape, stands: Sequence[Sequence[float]]) -> tuple[float, float]:
+    def _of_shape(self, shape: Shape, of_stages: Sequence[Sequence[float]]) -> tuple[float, float]:
         """Lower bounds on seconds and overflow of all plans of a shape.
 
         Args:
             shape: the shape.
-            stands: `_of_stages` of its stages of usual size, and of those whose sizes slots decide.
+            of_stages: `_of_stages` of its stages of usual size, and of those whose sizes slots decide.
         """
         found, count = [], shape.num_micro_batches
-        for busy_s, through_s, held in stands:
+        for busy_s, through_s, held in of_stages:
             seconds = count * busy_s
             if shape.virtual == 1 and not self.space.is_split:
                 # The best division of the work, if each rank waits while a micro-batch passes the ranks before it.

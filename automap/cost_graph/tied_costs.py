@@ -32,7 +32,7 @@ from automap.space.space import PlanSpace, Values
 SHARED = (
     "parameters", "zero_parameters", "reduced", "gathered", "scattered", "frozen", "zero_frozen", "gathered_frozen",
 )  # fmt: skip
-"""Fields of `ShareRow`, of the same names in a unit cost."""
+"""Fields of `TiedShareRow`, of the same names in a unit cost."""
 COLUMNS = np.array([*columns_of(UNIT_COST_DTYPE, *SHARED), EXCHANGED], dtype=np.int64)
 """Columns of the costs of tied parameters."""
 

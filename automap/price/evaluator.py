@@ -128,7 +128,7 @@ class Evaluator:
         """The layout of pipeline ranks given as (devices, mesh)."""
         key = tuple((tuple(devices), tuple(mesh)) for devices, mesh in stages)
         if key not in self._layouts:
-            self._layouts[key] = self.stands.of(stages)
+            self._layouts[key] = self.laid_out.of(stages)
         return self._layouts[key]
 
     @functools.cached_property
@@ -136,7 +136,7 @@ class Evaluator:
         return {}
 
     @functools.cached_property
-    def stands(self) -> PipelineLayouts:
+    def laid_out(self) -> PipelineLayouts:
         """The distinct stages that have been laid out."""
         return PipelineLayouts(self.problem)
 

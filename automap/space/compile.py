@@ -27,7 +27,7 @@ def compile_space(space: SpaceOutline) -> SpaceArrays:
     layouts, stages, sends = _usual_layouts(space, rows)
     stage_rows, send_rows = _unlike_stages(space, rows, sends)
     mixed = _mixed(space, rows)
-    distinct = [evaluator.stands.stages[number] for number in rows]
+    distinct = [evaluator.laid_out.stages[number] for number in rows]
     most = max(shape.num_chunks for shape in space.shapes)
     windows = np.zeros((most + 1, most, 2), dtype=np.int64)
     for num_chunks in {shape.num_chunks for shape in space.shapes}:
@@ -178,7 +178,7 @@ def _usual_layouts(space: SpaceOutline, rows: dict[int, int]) -> tuple[Rows, lis
 def _unlike_stages(space: SpaceOutline, rows: dict[int, int], sends: list[tuple[float, float]]) -> tuple[Ints, Ints]:
     """The arrays `stage_rows` and `send_rows`; adds distinct stages to `rows`, and latency and bandwidth of boundaries
     to `sends`."""
-    meshes, stands = space.meshes, space.evaluator.stands
+    meshes, laid_out = space.meshes, space.evaluator.laid_out
     parts = meshes.devices // meshes.part if meshes.longest else 0
     within = sorted({(shape.tp, shape.middle) for shape in space.shapes if meshes.may_differ(shape)})
     stage_rows = np.full((len(meshes.orders), len(meshes.degrees), len(meshes.middles), parts, parts + 1), -1)
@@ -187,24 +187,24 @@ def _unlike_stages(space: SpaceOutline, rows: dict[int, int], sends: list[tuple[
         stages = {}
         for first, last in combinations(range(parts + 1), 2):
             mine = np.array(order[first * meshes.part : last * meshes.part])
-            stages[first, last] = stands.pattern(mine), mine
+            stages[first, last] = laid_out.pattern(mine), mine
             for tp, middle in within:
                 if len(mine) % (tp * middle) == 0 and last - first < parts:
                     mesh = meshes.mesh_of(len(mine), tp, middle)
-                    row = rows.setdefault(stands.number(*stages[first, last], mesh), len(rows))
+                    row = rows.setdefault(laid_out.number(*stages[first, last], mesh), len(rows))
                     stage_rows[number, meshes.degrees.index(tp), meshes.middles.index(middle), first, last - first] = (
                         row
                     )
         for first, cut, last in combinations(range(parts + 1), 3):
             (one, senders), (other, receivers) = stages[first, cut], stages[cut, last]
             send_rows[number, cut, cut - first, last - cut] = len(sends)
-            sends.append(stands.sends.of((one, other), senders, receivers))
+            sends.append(laid_out.sends.of((one, other), senders, receivers))
         # The boundary from the last stage to the first one has the row after all parts.
         for last, first in product(range(1, parts), repeat=2):
             if last + first <= parts:
                 (one, senders), (other, receivers) = stages[parts - last, parts], stages[0, first]
                 send_rows[number, parts, last, first] = len(sends)
-                sends.append(stands.sends.of((one, other), senders, receivers))
+                sends.append(laid_out.sends.of((one, other), senders, receivers))
     return stage_rows, send_rows
 
 
@@ -222,9 +222,9 @@ class _Mixed(NamedTuple):
 
 def _mixed(space: SpaceOutline, rows: dict[int, int]) -> _Mixed:
     """The ways to share out the samples of a micro-batch; adds the stages as if they had one kind alone to `rows`."""
-    meshes, stands = space.meshes, space.evaluator.stands
+    meshes, laid_out = space.meshes, space.evaluator.laid_out
     fix = "even" if meshes.alike else space.problem.hints.fix.batch_shares
-    stages = [(row, stands.stages[number]) for number, row in rows.items() if stands.stages[number].kinds]
+    stages = [(row, laid_out.stages[number]) for number, row in rows.items() if laid_out.stages[number].kinds]
     stages = [] if fix == "even" else stages
     most = max((len(stage.kinds) for _, stage in stages), default=1)
     kind_rows = np.empty((len(stages), most), dtype=np.int64)

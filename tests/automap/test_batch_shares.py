@@ -220,13 +220,13 @@ def test_what_is_no_division_is_refused(mlp, shares):
 def test_groups_inside_one_kind_use_their_own_links():
     """Pairs of V100s exchange over NVLink, those of T4s over PCIe, and replicas over what joins all hosts."""
     mixed = parse_cluster("2x2xV100-16GB+2x2xT4")
-    layouts = Evaluator(Problem.build(zoo.build("vgg16"), mixed, {"global_batch": 16})).stands
+    layouts = Evaluator(Problem.build(zoo.build("vgg16"), mixed, {"global_batch": 16})).laid_out
     stage = layouts.stages[layouts.number(layouts.pattern(np.arange(8)), np.arange(8), (4, 2))]
     found = {}
     for kind in stage.kinds:
         (name,) = {mixed.hosts[mixed.node_of[2 * rank]].device for rank in kind.ranks}
         alone = Problem.build(zoo.build("vgg16"), parse_cluster(f"2x2x{name}"), {"global_batch": 16})
-        assert kind.stage.links[1] == Evaluator(alone).stands.stage_layout(range(4), (2, 2)).links[1]
+        assert kind.stage.links[1] == Evaluator(alone).laid_out.stage_layout(range(4), (2, 2)).links[1]
         assert kind.stage.links[0] == stage.links[0]
         found[name] = float(kind.stage.links[1]["bytes_per_s"].min())
     assert found["V100-16GB"] > found["T4-16GB"] == float(stage.links[1]["bytes_per_s"].min())

@@ -137,7 +137,7 @@ def test_ranks_reduce_what_they_hold_in_one_ring_over_the_links_between_them(spa
         def link(one, other, lowered=lowered):
             """Seconds of latency and bytes/s between two ranks."""
             ends = [np.array([int(lowered.layout.stages[rank].devices[0])]) for rank in (one, other)]
-            return s.evaluator.stands.sends.of(tuple(map(s.evaluator.stands.pattern, ends)), *ends)
+            return s.evaluator.laid_out.sends.of(tuple(map(s.evaluator.laid_out.pattern, ends)), *ends)
 
         wanted = np.zeros(8)
         for name, ranks in holders.items():

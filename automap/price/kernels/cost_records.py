@@ -337,7 +337,7 @@ class RankCostRow:
 
 
 @dataclass(kw_only=True, slots=True)
-class ShareRow:
+class TiedShareRow:
     """What a tied parameter adds to one rank; the fields are those of `UnitCostRow` with the same names."""
 
     parameters: float
@@ -370,7 +370,7 @@ class TieRow:
     """Number of the first row about the same parameter; these rows are consecutive."""
     exchanged: float
     """Elements of the gradient on the two ranks, if these differ: on the one that holds more of them."""
-    excess: ShareRow
+    excess: TiedShareRow
     """What the price of separate units counts too much on the rank, if both units are on one rank."""
     gathered_again: PerAxis
     """Elements that ZeRO gathers over each axis for each micro-batch, beyond those that the units gather if each is
@@ -394,7 +394,7 @@ class ReadingRow:
 SETTINGS_DTYPE, PART_DTYPE, RANK_COST_DTYPE = dtype_of(SettingsRow), dtype_of(PartRow), dtype_of(RankCostRow)
 UNIT_IN_STEP_DTYPE = dtype_of(UnitInStepRow)
 UNIT_IN_STEP = record_type(UNIT_IN_STEP_DTYPE)
-SHARE_DTYPE, TIE_DTYPE, READING_DTYPE = dtype_of(ShareRow), dtype_of(TieRow), dtype_of(ReadingRow)
+SHARE_DTYPE, TIE_DTYPE, READING_DTYPE = dtype_of(TiedShareRow), dtype_of(TieRow), dtype_of(ReadingRow)
 SETTINGS, PART, RANK_COST = map(record_type, (SETTINGS_DTYPE, PART_DTYPE, RANK_COST_DTYPE))
 MOMENT_DTYPE = dtype_of(MomentRow)
 MOMENT = record_type(MOMENT_DTYPE)
