@@ -45,7 +45,7 @@ class JobEvent:
 
     @property
     def ends(self) -> bool:
-        """Whether it is the last one."""
+        """Whether it is the last event of its job."""
         return self.kind == "state" and self.data["state"] in ENDED
 
 
@@ -91,7 +91,7 @@ class Listing:
         return get("/v1/jobs", **page, state=self._states, model_id=self._model_id)
 
     def add(self, page: Document) -> None:
-        """Takes the answer to the call."""
+        """Adds the jobs of a page, which is the answer to `call`."""
         self.jobs += page["jobs"]
         self._cursor = page["next"]
         self.is_whole = self._cursor is None or len(self.jobs) == self._limit

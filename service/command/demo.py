@@ -83,7 +83,7 @@ def say(text: str) -> None:
 
 
 def line_of(label: str, text: str) -> str:
-    """A line under a model."""
+    """A line of what is shown of a model: a label, and what it says."""
     return f"  {label:8} {text}"
 
 

@@ -57,7 +57,7 @@ def price_hand_made(data: bytes, request: JobRequest, stated: Mapping[str, Any])
 
 
 def _evaluator(data: bytes, request: JobRequest) -> Evaluator:
-    """What prices the plans of a request.
+    """The evaluator of the problem that a request describes.
 
     Raises:
         UserError: the request lacks something, or the model cannot be read.

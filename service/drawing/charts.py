@@ -63,7 +63,7 @@ def write(path: Path, title: str, document: Mapping[str, Any], draw: Callable[[]
 
 
 def progress_numbers(result: SearchResult) -> dict[str, Any]:
-    """How a search went.
+    """The numbers of a search over time, as JSON types.
 
     Returns:
         step_time_s of the plan found; lower_bound_s of all plans of the space; searchers: name -> [[plans priced so far

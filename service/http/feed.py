@@ -103,7 +103,7 @@ class Feed:
 
     @property
     def num_listeners(self) -> int:
-        """Number of those who listen."""
+        """Number of open streams of events."""
         with self._lock:
             return sum(len(topic.listeners) for topic in self._topics.values())
 

@@ -86,7 +86,7 @@ class _OfTheStore:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics of now."""
+        """The metrics at this moment."""
         yield GaugeMetricFamily("automap_event_listeners", "Open streams of events.", self._feed.num_listeners)
         try:
             found = list(self._of_jobs())

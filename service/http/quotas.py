@@ -46,7 +46,7 @@ class Places:
 
     @contextlib.contextmanager
     def one(self, tenant: str) -> Iterator[None]:
-        """A place for a tenant, for the block.
+        """A context in which one upload of a tenant takes place.
 
         Raises:
             HTTPException: 503, there is none for this tenant.

@@ -48,7 +48,7 @@ class ModelBody:
     hints: Annotated[Mapping[str, Any], DocumentOf(Hints)] = field(default_factory=dict)
 
     def options(self) -> ModelOptions:
-        """What is said about the model."""
+        """What the request says about the model."""
         return ModelOptions(
             name=self.name,
             dims=self.dims,

@@ -148,7 +148,7 @@ class Keys:
             self._redis.hset(_USED, key.id, repr(now))
 
     def revoke(self, key_id: str) -> Key:
-        """Makes a key useless at once.
+        """Revokes a key: it is refused from the next request on.
 
         Raises:
             UserError: there is no such key.

@@ -210,7 +210,7 @@ class _Lead:
         return replace(result, plan=plan, evaluations=total)
 
     def _together(self, progress: Progress) -> Progress:
-        """The progress of all."""
+        """The progress of the own search and of all members together."""
         reached = self._others.reached()
         times = [each.best_step_time_s for each in reached.values() if each.best_step_time_s is not None]
         times += [self._kept.step_time_s] if self._kept is not None else []

@@ -36,7 +36,7 @@ def replica_share(stage: StageProgram) -> float:
 
 @dataclass
 class _Average:
-    """An average under way."""
+    """An average of the parameters of all replicas, which has been started and is not merged yet."""
 
     due: int
     """The step after which it is merged."""

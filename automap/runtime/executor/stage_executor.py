@@ -108,7 +108,7 @@ class StageExecutor:
         return found
 
     def _value(self, operand: Operand, values: Values) -> Tensor:
-        """The operand as it is held."""
+        """The operand in the placement in which it is held."""
         name, found = operand.name, values.get(operand.name)
         if found is not None:
             return found

@@ -59,7 +59,7 @@ class RandomValues(Mapping[str, Tensor]):
     """Parameters, buffers and stored constants of a graph, each made when it is read."""
 
     def __init__(self, graph: Graph, seed: int) -> None:
-        """Makes nothing yet."""
+        """Takes the graph and the seed of the values; no value is made before it is read."""
         self._graph, self._seed = graph, seed
         self._names = [name for name, t in graph.tensors.items() if name not in graph.producer and t.role != "input"]
 
@@ -101,7 +101,7 @@ class RandomData:
     """The micro-batches of a graph's inputs, made once and kept."""
 
     def __init__(self, graph: Graph, num_samples: int, seed: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Makes nothing yet.
+        """Takes what the micro-batches are made from; none is made before it is asked for.
 
         Args:
             graph: the graph whose inputs are made.

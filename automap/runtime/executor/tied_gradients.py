@@ -93,7 +93,7 @@ def _blocks(tensors: Sequence[StageTensor], count: int) -> Iterator[Box]:
 
 
 def _within(layout: TensorLayout, block: Box) -> dict[int, Box]:
-    """The parts of a block that ranks hold."""
+    """Rank -> the part of a block that it holds, for each rank that holds some of it."""
     parts = {rank: overlap(box, block) for rank, box in layout.items()}
     return {rank: part for rank, part in parts.items() if part is not None}
 

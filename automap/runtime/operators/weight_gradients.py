@@ -25,7 +25,7 @@ class Deferred:
         self._thunks: list[tuple[Tensor, Callable[[], Tensor]]] = []
 
     def add(self, weight: Tensor, gradient: Callable[[], Tensor]) -> None:
-        """Puts off the gradient of a weight."""
+        """Keeps the function that computes the gradient of a weight, for `run`."""
         self._thunks.append((weight, gradient))
 
     def run(self) -> None:

@@ -27,7 +27,7 @@ class OverlappedSums:
     """
 
     def __init__(self, parameters: Mapping[nn.Parameter, int], group: dist.ProcessGroup) -> None:
-        """Begins with no buckets.
+        """Takes the parameters whose gradients are summed; there are no buckets yet.
 
         Args:
             parameters: parameter -> the number of backward passes of a step that reach it; in the same order on every

@@ -69,7 +69,7 @@ class LossScale:
             self._good_steps = 0
 
     def state(self) -> Tensor:
-        """What a checkpoint holds of it."""
+        """[2] what a checkpoint keeps: the scale, and the number of good steps since it last changed."""
         return torch.tensor([self.scale, self._good_steps], dtype=torch.float64)
 
     def restore(self, state: Tensor) -> None:

@@ -24,7 +24,7 @@ class StandIns:
     """Follows the blocks of a stage in each forward pass, and runs the collectives of those that are skipped."""
 
     def __init__(self, stage: nn.Module, order: Sequence[Call]) -> None:
-        """Adds hooks, around those of FSDP2.
+        """Adds hooks to the blocks; they run outside the hooks of FSDP2.
 
         Args:
             stage: a stage that ZeRO has split already.

@@ -60,7 +60,7 @@ class Indices:
     """The inputs that are rows of tables, and the labels that are classes, with their limits."""
 
     def __init__(self, graph: Graph, *, has_classes: bool = True) -> None:
-        """Finds them.
+        """Finds the inputs and the labels whose values are limited.
 
         Args:
             graph: the graph of the network, with its loss.
