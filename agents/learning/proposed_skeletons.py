@@ -27,7 +27,7 @@ from agents.learning.network import ProposalNetwork
 from agents.learning.proposals import PROPOSALS, SIDE_BY_SIDE, Proposals, Proposed, fitting, note_first
 from agents.learning.search_tree import SearchTree
 from agents.planners.descents import descend
-from agents.planners.pipeline_division import divide_quickly, is_short
+from agents.planners.pipeline_division import MOVED_S, divide_quickly, is_short
 from agents.planners.promising_templates import FITTING, like_the_best, promising_meshes, split_axes
 from agents.planners.skeletons import SkeletonSearch
 from agents.planners.submeshes import has_few_pipelines
@@ -47,7 +47,8 @@ SHARE = 0.125
 """Largest share of a budget for skeletons, and the same for whole plans (assumed)."""
 SKELETON_SECONDS, PLAN_SECONDS = 0.52, 0.05
 """Largest numbers of seconds for skeletons and for whole plans, so that a search spends less than a second on average
-on all that follows the templates (`benchmarks/network_gap.py`)."""
+on all that follows the templates (`benchmarks/network_gap.py`). Where pipelines are divided, skeletons leave them the
+seconds in which units and devices move."""
 DIVIDED_SECONDS = 0.25
 """Seconds after which no further division of pipelines among unlike stages begins (assumed)."""
 PROPOSED = 0.15
@@ -86,7 +87,7 @@ def propose_and_solve(search: SkeletonSearch, templates: Grid, network: Proposal
         _solve_unlike(search, promising)
     alike = like_the_best(search.space, templates, search.plans(None).values)
     known = known_before(search, templates, alike)
-    with _share(incumbent, SKELETON_SECONDS):
+    with _share(incumbent, SKELETON_SECONDS - (MOVED_S if divides else 0.0)):
         if not incumbent.finished:
             skeletons = _proposed(search, known, network, seed)
             begun = {values[: search.space.first.schedule] for values in search.begun}

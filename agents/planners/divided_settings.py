@@ -30,8 +30,8 @@ PRICED_QUICKLY, PRICED = 4, 16
 with the shortest simulated step (assumed). A simulation is exact for chains of measured layers. It is not where stages
 share parameters, under ZeRO 2 and 3, and where memory is exceeded by what it leaves out."""
 MOVED_AT_ONCE = 2
-"""Number of partitions of a setting in which units and devices move before they are priced (assumed); those of all
-settings are moved later."""
+"""Number of partitions of a setting in which units and devices move before they are priced (assumed), where they are
+divided at length; those of all settings are moved later."""
 STRIDE = 1.5
 """Least factor between numbers of micro-batches that are tried at first; then those next to the best one are tried
 (assumed)."""
@@ -74,7 +74,7 @@ class DividedSettings:
         """
         self.priced: Priced = []
         self._incumbent, self._solved, self._effort = incumbent, solved, effort
-        self._moves = Moves(incumbent.space, lambda: incumbent.finished or effort.entries <= self._moves.entries)
+        self._moves, self._moved_until_s = Moves(incumbent.space, self._are_moves_over), math.inf
         self._begins: list[Division] = []
         """Those of all settings in which nothing has been moved yet."""
         self._reached: list[Division] = []
@@ -109,13 +109,21 @@ class DividedSettings:
             if self._incumbent.space.zeros[:, zero].any():
                 self._try(Setting(count, zero))
 
-    def move(self) -> None:
-        """Moves units and devices in the best partitions of all settings."""
-        self._incumbent.searcher = "piper"
+    def move(self, until_s: float = math.inf) -> None:
+        """Moves units and devices in the best partitions of all settings.
+
+        Args:
+            until_s: seconds since the start of the search at which moves end, if the effort lasts so long.
+        """
+        self._incumbent.searcher, self._moved_until_s = "piper", until_s
         kinds = [kind for kind in kinds_of(self._incumbent.space) if kind != "gpipe"]
         for division in self._moves.improved(self._begins, self._reached):
             plan = self._moves.staged(division)
             self.priced += with_prices(self._incumbent, self._new(replace(plan, schedule=kind) for kind in kinds))
+
+    def _are_moves_over(self) -> bool:
+        incumbent, entries = self._incumbent, self._moves.entries
+        return incumbent.finished or self._effort.entries <= entries or incumbent.seconds >= self._moved_until_s
 
     def _walk(self, factor: float) -> None:
         """Tries larger and smaller numbers of micro-batches than the best one, and then from the best of these, as long
@@ -187,11 +195,14 @@ class DividedSettings:
             ranked = promising(table, self._effort.entries, quick=not self._at_length)
             ranked = ranked[: PRICED if self._at_length else PRICED_QUICKLY]
             partitions, plans = [partition for _, partition in ranked], [table.staged(one) for _, one in ranked]
-            if self._at_length and ranked:
-                divisions = [Division.of(table, *one) for one in ranked]
+            divisions = [Division.of(table, *one) for one in ranked]
+            at_once = MOVED_AT_ONCE if self._at_length else 0
+            self._begins += divisions[at_once:]
+            if not self._at_length:
+                self._moves.know(table)
+            elif ranked:
                 self._used.setdefault(setting, divisions[0].strategies)
-                self._begins += divisions[MOVED_AT_ONCE:]
-                for one in divisions[:MOVED_AT_ONCE]:
+                for one in divisions[:at_once]:
                     self._reached.append(self._moves.best(one, table))
                     plans.append(self._moves.staged(self._reached[-1]))
             fastest = fastest_staged(incumbent, self._new(plans), OFFERED)

@@ -74,8 +74,13 @@ class Moves:
     def __init__(self, space: PlanSpace, is_over: Callable[[], bool]) -> None:
         """For a plan space; `is_over`: whether moves shall end."""
         self._space, self._is_over, self.entries = space, is_over, 0
-        # Only the last table is kept, since tables are large.
+        # Only the last table is kept, and those of `know`, since tables are large.
         self._last: tuple[object, SimulatedSteps] | None = None
+        self._known: dict[tuple[object, ...], StageTable] = {}
+
+    def know(self, table: StageTable) -> None:
+        """Keeps a table, so that moves of its divisions use its costs again."""
+        self._known[table.order, table.num_micro_batches, table.zero] = table
 
     def best(self, division: Division, known: StageTable | None = None) -> Division:
         """The best division that moves lead to; `known`: see `StageTable`."""
@@ -131,7 +136,7 @@ class Moves:
                 division.strategies,
                 zero=division.zero,
                 partly=True,
-                known=known,
+                known=known or self._known.get(division.setting[:3]),
             )
             self._last = division.setting, SimulatedSteps(table)
         return self._last[1]

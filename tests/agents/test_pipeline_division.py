@@ -11,17 +11,18 @@ from small_clusters import cluster_with
 
 from agents import Budget, search
 from agents.incumbent import Incumbent, Outside
+from agents.learning.problems import generate
 from agents.planners import divided_settings, division_effort
 from agents.planners.division_effort import Effort
 from agents.planners.moved_stages import moved
-from agents.planners.pipeline_division import LEAST_EVALUATIONS, NEAR, SHARE, divide_pipelines
+from agents.planners.pipeline_division import LEAST_EVALUATIONS, MOVED_S, NEAR, SHARE, divide_pipelines, divide_quickly
 from agents.planners.piper import piper_partitions
 from agents.planners.solved_strategies import with_solved
 from agents.planners.stage_strategies import Strategy, megatron_strategies
 from agents.planners.stage_table import StageTable
 from agents.planners.staged_plan import StageChoice, StagedPlan, fastest_staged, lower_staged
 from agents.planners.template_improvement import improve_templates
-from agents.sampling.expert import price_grid
+from agents.sampling.expert import grid_of, price_grid
 from automap.cluster import parse_cluster
 from automap.plan import Plan
 from automap.price.estimate import price
@@ -435,6 +436,52 @@ def test_divisions_have_longer_while_their_plan_leads():
     assert not effort.is_spent(0.9 * best_s)
     now[0] = 5.1
     assert effort.is_spent(0.9 * best_s)
+
+
+def test_units_and_devices_move_also_where_pipelines_are_divided_quickly(monkeypatch):
+    """On 37 devices; the clock stands still, so that nothing ends early."""
+    space = PlanSpace(generate(100_404).problem)
+    grid = grid_of(space)
+    move, until = divided_settings.DividedSettings.move, []
+
+    def divided(budget, *, moves, seconds=1.0):
+        """Step time of the best plan, outside of the space too; `until` has the end of each call of moves."""
+
+        def until_then(division, until_s):
+            until.append(until_s)
+            if moves:
+                move(division, until_s)
+
+        incumbent = Incumbent(space, budget, searcher="expert", clock=lambda: 0.0)
+        incumbent.price(grid.values)
+        monkeypatch.setattr(divided_settings.DividedSettings, "move", until_then)
+        divide_quickly(incumbent, grid, seconds)
+        return incumbent.least_s
+
+    assert divided(Budget(), moves=True) < 0.95 * divided(Budget(), moves=False)
+    assert until == [1.0 + MOVED_S] * 2
+    # A budget in evaluations has no seconds to end at.
+    divided(Budget(evaluations=10_000), moves=True, seconds=float("inf"))
+    assert len(until) == 2
+
+
+def test_moves_end_with_the_seconds_they_have(monkeypatch):
+    space = PlanSpace(generate(100_404).problem)
+    grid, now = grid_of(space), [0.0]
+    incumbent = Incumbent(space, Budget(), searcher="expert", clock=lambda: now[0])
+    incumbent.price(grid.values)
+    division = divided_settings.DividedSettings(incumbent, [], Effort(incumbent, 10.0, 10.0), at_length=False)
+    division.run([divided_settings.Setting(3, 0)])
+    best, begun = divided_settings.Moves.best, []
+
+    def counted(moves, *given):
+        begun.append(now[0])
+        now[0] += 1.0
+        return best(moves, *given)
+
+    monkeypatch.setattr(divided_settings.Moves, "best", counted)
+    division.move(2.5)
+    assert begun == [0.0, 1.0, 2.0]
 
 
 def test_no_pipeline_is_divided_where_the_user_wants_none():
