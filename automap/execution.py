@@ -27,6 +27,10 @@ FULL, HALF = 4.0, 2.0
 PLACE = 8.0
 """Bytes of the place of a maximum: PyTorch's max_pool2d saves its operand and int64 indices, one for each result
 (documentation of torch.nn.MaxPool2d, return_indices)."""
+GATES = {"LSTM": 6.0, "GRU": 5.0}
+"""What a recurrent layer keeps for each element of its states, beside its operands (counted: backpropagation through
+time needs them; cuDNN does not document the size of its own buffer). An LSTM keeps the states, its four gates and the
+states of its cell; a GRU the states, its three gates, and the product with the state that one of them multiplies."""
 WIDENING = 2.0
 """Time of converting to a wider number format over that of other operators on as many bytes (measured on an H200: 2.1
 of 4.2 TB/s, benchmarks/results/gpu_kernels-2026-11-27.txt)."""
@@ -93,8 +97,10 @@ class Execution:
     """Operator -> times of its kernels, forward and backward, over those that its traffic says, where they differ."""
     launches: Mapping[int, int]
     """Operator -> kernels that it launches in each pass, where it is a chain of the trainer's code."""
-    places: Mapping[int, float]
-    """Pooling of maxima -> bytes of their places, which are kept for the backward pass, over those of the result."""
+    kept_beside: Mapping[int, float]
+    """Operator -> bytes that it keeps for its backward pass and that are no tensor of the graph, over those of its
+    result: the places of a pooling of maxima, and states and gates of a recurrent
+    layer."""
     conversions: Mapping[int, tuple[float, float]]
     """Convolution -> bytes that converting its images to another layout moves, forward and backward, for an element of
     its input."""
@@ -114,7 +120,7 @@ def execution(problem: Problem) -> Execution:
         casts=MappingProxyType(casts),
         slower=MappingProxyType(_slower(problem, widths)),
         launches=MappingProxyType(dict.fromkeys(_rotations(problem), ROTATION_KERNELS)),
-        places=MappingProxyType(_places(problem, widths)),
+        kept_beside=MappingProxyType(_kept_beside(problem, widths)),
         conversions=MappingProxyType(converted(problem)),
     )
 
@@ -289,12 +295,18 @@ def _rotations(problem: Problem) -> list[int]:
     return [index for index, op in enumerate(problem.graph.operators) if op.kind == "RotaryEmbedding"]
 
 
-def _places(problem: Problem, widths: Mapping[str, float]) -> dict[int, float]:
-    """See `Execution.places`."""
-    pools = (
-        (index, op.outputs[0]) for index, op in enumerate(problem.graph.operators) if op.kind == "MaxPool" and op.saved
-    )
-    return {index: PLACE / widths.get(made, problem.activation_bytes) for index, made in pools}
+def _kept_beside(problem: Problem, widths: Mapping[str, float]) -> dict[int, float]:
+    """See `Execution.kept_beside`."""
+    found = {}
+    for index, op in enumerate(problem.graph.operators):
+        if op.kind == "MaxPool" and op.saved:
+            found[index] = PLACE / widths.get(op.outputs[0], problem.activation_bytes)
+        elif op.kind in GATES and op.saved:
+            tensors, layout = problem.graph.tensors, int(dict(op.attributes).get("layout", 0))
+            # A layer whose states at all positions nobody reads has the last one as its first result.
+            is_last = len(tensors[op.outputs[0]].shape) == 3
+            found[index] = GATES[op.kind] * (tensors[op.inputs[0]].shape[layout] if is_last else 1)
+    return found
 
 
 def host_of(graph: Graph, group: FusedGroup) -> int:

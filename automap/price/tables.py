@@ -131,7 +131,10 @@ class _Builder:
             begin = len(self.operands)
             earlier: dict[str, int] = {}
             group = self._fused(unit, k)
-            kept, places = op.saved if group is None else group.saved, self.execution.places.get(unit.start + k, 0.0)
+            kept, beside = (
+                op.saved if group is None else group.saved,
+                self.execution.kept_beside.get(unit.start + k, 0.0),
+            )
             for slot, name in enumerate((*op.inputs, *op.outputs)):
                 if name not in local:
                     local[name] = self._add_tensor(self.graph.tensors[name], maker.get(name), first, linked.boundary_in)
@@ -147,13 +150,13 @@ class _Builder:
                 if group is not None:
                     is_moved = name not in group.internal and (unit.start + k, name) not in seen
                     seen.update((i, name) for i in group.members)
-                keeps_places = places > 0.0 and slot == len(op.inputs)
+                keeps_beside = beside > 0.0 and slot == len(op.inputs)
                 self.copies.append(self.shapes.fused_source(op) or begin)
                 self.operands.append(
                     OperandRow(
                         tensor=local[name],
-                        is_saved=int(keeps_places or (name in kept and not self.graph.is_weight(name))),
-                        copy_share=places if keeps_places else self._copy_share(unit.start + k, group, name),
+                        is_saved=int(keeps_beside or (name in kept and not self.graph.is_weight(name))),
+                        copy_share=beside if keeps_beside else self._copy_share(unit.start + k, group, name),
                         earlier=before,
                         operator=first + k,
                         is_moved=int(is_moved),

@@ -292,7 +292,7 @@ class Recount:
         needed = op.saved if kernel is None else kernel.saved
         for slot, name in enumerate((*op.inputs, *op.outputs)):
             is_result = slot == len(op.inputs)
-            if (is_result and index in self.model.execution.places) or (
+            if (is_result and index in self.model.execution.kept_beside) or (
                 name in needed and not self.graph.is_weight(name)
             ):
                 yield slot, name
@@ -311,8 +311,8 @@ class Recount:
         copy = self._copy(index, name)
         share = self._share(op) if copy is None else copy.copy / copy.source
         of = "" if copy is None else self._reader(index)
-        if slot == len(op.inputs) and index in self.model.execution.places:
-            share, of = self.model.execution.places[index], f"places for {op.name}"
+        if slot == len(op.inputs) and index in self.model.execution.kept_beside:
+            share, of = self.model.execution.kept_beside[index], f"beside {op.name}"
             return self._at(chunk, name, self._wrote(chunk, index, 0), share, of)
         if slot >= len(op.inputs):
             return self._at(chunk, name, self._wrote(chunk, index, slot - len(op.inputs)), share)

@@ -102,10 +102,7 @@ def _elementwise(
 UNARY, BINARY, ANY = "... -> ...", "..., ... -> ...", "...* -> ..."
 
 
-@kind(
-    "Relu", "Sigmoid", "Tanh", "Exp", "Sqrt", "Reciprocal", "Elu", "Selu", "HardSigmoid", "Softplus", "LeakyRelu",
-    rule=UNARY,
-)  # fmt: skip
+@kind("Relu", "Sigmoid", "Tanh", "Exp", "Sqrt", "Reciprocal", rule=UNARY)
 def saves_output(ctx: Context) -> Result:
     """Unary kinds whose derivative is a function of the result, which is saved for the backward pass."""
     return _elementwise(ctx, saved_outputs=(0,))
@@ -114,10 +111,15 @@ def saves_output(ctx: Context) -> Result:
 @kind(
     "com.microsoft.QuickGelu", "Gelu", "Erf", "Erfc", "Cos", "Sin", "Log", "Abs", "HardSwish", "Swish",
     "Mish", "Celu", "ThresholdedRelu", "Shrink", "Softsign", "Tan", "Acos", "Asin", "Atan", "Sinh", "Cosh", "Asinh",
-    "Acosh", "Atanh", "BitCast", rule=UNARY,
+    "Acosh", "Atanh", "BitCast", "Elu", "Selu", "HardSigmoid", "Softplus", "LeakyRelu", rule=UNARY,
 )  # fmt: skip
 def saves_input(ctx: Context) -> Result:
-    """Kinds whose derivative is a function of the operand, which is saved; `Erfc` is a TensorFlow kind (tf2onnx)."""
+    """Kinds whose derivative is a function of the operand, which is saved; `Erfc` is a TensorFlow kind (tf2onnx).
+
+    The derivatives of the last five are functions of the result as well, but PyTorch saves their operand unless they
+    run in place (`elu`, `selu`, `hardsigmoid`, `softplus` and `leaky_relu` in its tools/autograd/derivatives.yaml), and
+    a graph does not say whether they do.
+    """
     return _elementwise(ctx, saved_inputs=(0,))
 
 
