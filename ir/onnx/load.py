@@ -42,7 +42,7 @@ from ir.onnx.rewrites.loops import Loops
 from ir.onnx.rewrites.masked_rows import AT_MASKS
 from ir.onnx.rewrites.merged_views import MergedViews
 from ir.onnx.rewrites.repeated_rows import add_rows
-from ir.onnx.rewrites.repeated_samples import of_one_sample, once
+from ir.onnx.rewrites.repeated_samples import expanded_once, of_one_sample, once, shape_once, view_of_one_sample
 from ir.onnx.rewrites.reversed_sequences import reverse_sequence
 from ir.onnx.rewrites.routed_tokens import ROUTED
 from ir.onnx.rewrites.sample_lookups import SampleLookups
@@ -189,8 +189,8 @@ class _Importer:
                 self.builder.constant(name, once(stored.value, self.builder.export_batch))
             else:
                 shape = stored.shape
-                if role == "parameter":
-                    shape = of_one_sample(shape, stored.periods, self.builder.export_batch)
+                if role in ("parameter", "constant"):
+                    shape = of_one_sample(shape, stored.periods, self.builder.export_batch, role)
                 self.builder.add_tensor(Tensor(name=name, shape=shape, dtype=stored.dtype, role=role))
 
     def _resolve(self, name: str) -> str:
@@ -312,7 +312,8 @@ class _Importer:
             if tensor is None:
                 raise refuse("a Constant has an unsupported value", node.outputs[0], "Export with numeric constants.")
             dtype = dtype_name(tensor.data_type)
-            builder.add_tensor(Tensor(name=node.outputs[0], shape=tuple(tensor.dims), dtype=dtype, role="constant"))
+            shape = shape_once(tensor, builder.export_batch)
+            builder.add_tensor(Tensor(name=node.outputs[0], shape=shape, dtype=dtype, role="constant"))
             return
         if node.kind == "Gemm" and len(inputs) > 2 and not {"alpha", "beta"} & set(attributes):
             # With a separate Add for the bias, the contracted dim can be split (see the entry of Gemm).
@@ -367,7 +368,9 @@ class _Importer:
                 part = slice(node.attributes.get("start", 0), node.attributes.get("end"))
                 results = [np.asarray(shape[part], dtype=np.int64)]
         elif all(not n or n in builder.values for n in inputs):
-            results = fold(node, [builder.values.get(n) if n else None for n in inputs])
+            values = [builder.values.get(n) if n else None for n in inputs]
+            viewed = view_of_one_sample(node, values, builder.export_batch)
+            results = fold(node, values) if viewed is None else [viewed]
         if results is None:
             return False
         large = sum(r.size for r in results if r.size > SMALL_VALUE)
@@ -407,23 +410,14 @@ class _Importer:
             if len(sizes) != len(shape):
                 return False
             sizes = [size * times for size, times in zip(shape, sizes, strict=True)]
-        if len(sizes) > len(shape):
-            if tensor.batch_dim is not None or sizes[0] != builder.export_batch or sizes[0] == 1:
-                return False
-            once = builder.constant(f"{node.outputs[0]}#shape", np.asarray([1, *sizes[1:]]))
-            builder.add("Expand", [inputs[0], once], [node.outputs[0]], name=node.name, scope=node.scope)
+        target_once = expanded_once(tensor, sizes, builder.export_batch)
+        if target_once == [*shape]:
+            self.alias[node.outputs[0]] = inputs[0]
             return True
-        offset = len(shape) - len(sizes)
-        for i, target_size in enumerate(sizes):
-            size = shape[offset + i]
-            # In the layout `[s, b, h]`, tensors common to all samples are constants or parameters of three dims.
-            leads = offset + i == 0 or (
-                offset + i == 1 and len(shape) == 3 and tensor.role in ("constant", "parameter")
-            )
-            repeats = leads and tensor.batch_dim is None and size == 1 and target_size == builder.export_batch
-            if target_size not in (1, size) and not repeats:
-                return False
-        self.alias[node.outputs[0]] = inputs[0]
+        if target_once is None or node.kind == "Tile":
+            return False
+        known = builder.constant(f"{node.outputs[0]}#shape", np.asarray(target_once))
+        builder.add("Expand", [inputs[0], known], [node.outputs[0]], name=node.name, scope=node.scope)
         return True
 
     def _stated_shapes(self, node: Node, inputs: Sequence[str]) -> list[tuple[tuple[int, ...], str] | None]:

@@ -10,6 +10,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
+from automap.runtime.operators.apply import run
 from ir.onnx.load import load_model
 from ir.onnx.strip import strip
 
@@ -167,3 +168,36 @@ def test_a_filter_that_all_channels_share_keeps_its_channels():
     graph = helper.make_graph(nodes, "g", [x], [y], [numpy_helper.from_array(blur, "blur")])
     found = load_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]).SerializeToString())
     assert found.num_parameters == 27 and found.forward_flops == 2 * 3 * 9 * 36
+
+
+@pytest.mark.parametrize("pairs", [3, 700], ids=["read as a number", "left as an operator"])
+@pytest.mark.parametrize("stored_for_all", [True, False])
+def test_a_table_of_all_samples_whose_columns_are_repeated(pairs, stored_for_all):
+    """As rotary positions of LTX-Video: `repeat_interleave(2, -1)` of a table that is stored or expanded for 2."""
+    table = RANDOM.normal(size=(1, LENGTH, pairs, 1)).astype(np.float32)
+    weight = RANDOM.normal(size=(2 * pairs + 1, WIDTH)).astype(np.float32)
+    held = {
+        "table": np.repeat(table, 2, 0) if stored_for_all else table, "ones": np.ones((2, LENGTH, 1), np.float32),
+        "twice": np.array([1, 1, 1, 2] if stored_for_all else [2, LENGTH, pairs, 2]), "flat": np.array([2, LENGTH, -1]),
+    }  # fmt: skip
+    node = helper.make_node
+    nodes = [
+        *(node("Constant", [], [name], value=numpy_helper.from_array(value)) for name, value in held.items()),
+        node("Expand", ["table", "twice"], ["each"]), node("Reshape", ["each", "flat"], ["row"]),
+        node("Concat", ["ones", "row"], ["all"], axis=-1), node("Mul", ["x", "all"], ["turned"]),
+        node("MatMul", ["turned", "weight"], ["y"]),
+    ]  # fmt: skip
+    x, y = (
+        helper.make_tensor_value_info(n, TensorProto.FLOAT, (2, LENGTH, s))
+        for n, s in (("x", len(weight)), ("y", WIDTH))
+    )
+    graph = helper.make_graph(nodes, "g", [x], [y], [numpy_helper.from_array(weight, "weight")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    found = load_model(model.SerializeToString())
+    assert found.num_parameters == weight.size and not found.warnings
+    data = RANDOM.normal(size=(1, LENGTH, len(weight))).astype(np.float32)
+    both = np.concatenate([data, data])
+    wanted, _ = onnxruntime.InferenceSession(model.SerializeToString()).run(["y"], {"x": both})[0]
+    values = {name: torch.from_numpy(v) for name, v in {"x": data, "weight": weight, "table": table}.items()}
+    result = run(found, {n: v for n, v in values.items() if n in found.tensors}, 1)[found.outputs[0]]
+    np.testing.assert_allclose(result[0].numpy(), wanted, rtol=1e-3, atol=1e-4)

@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 from onnx import numpy_helper
 
-from ir.onnx.readers.nodes import REPEATS_KEY, Node, Stored, has_data, metadata
+from ir.batch import reshape_target
+from ir.graph import Tensor, TensorRole
+from ir.onnx.readers.nodes import REPEATS_KEY, Node, Stored, dtype_name, has_data, metadata
 from ir.onnx.readers.roles import ALWAYS_WEIGHTS, WEIGHT_POSITIONS
 from ir.onnx.rewrites.computed_tables import MAX_ELEMENTS
 from ir.onnx.rewrites.equal_weights import PRODUCTS
@@ -101,14 +103,17 @@ def _period(rows: Value) -> int:
     return size
 
 
-def of_one_sample(shape: tuple[int, ...], found: Sequence[int], batch: int) -> tuple[int, ...]:
-    """The shape of a parameter without its repeats for each sample.
+def of_one_sample(shape: tuple[int, ...], found: Sequence[int], batch: int, role: TensorRole) -> tuple[int, ...]:
+    """The shape of a parameter or constant without its repeats for each sample.
 
     Args:
         shape: shape of the stored tensor.
         found: see `periods`.
         batch: samples of the export.
+        role: of a constant, only rows of the first dim that are all equal are repeats; tables of two dims are kept.
     """
+    if role == "constant":
+        found = found[:1] if len(shape) > 2 and found[:1] == (1,) else ()
     for dim, period in enumerate(found):
         if batch > 1 and shape[dim] == period * batch:
             return (*shape[:dim], period, *shape[dim + 1 :])
@@ -124,3 +129,64 @@ def once(value: Value, batch: int) -> Value:
     """
     is_repeated = value.dtype.kind == "f" and value.ndim > 2 and len(value) == batch > 1 and (value == value[:1]).all()
     return value[:1] if is_repeated else value
+
+
+def shape_once(tensor: Any, batch: int) -> tuple[int, ...]:
+    """The shape of a constant whose values are not read, without its repeats for each sample.
+
+    Args:
+        tensor: protobuf.
+        batch: samples of the export.
+    """
+    shape = tuple(tensor.dims)
+    is_float = dtype_name(tensor.data_type).startswith("float")
+    return of_one_sample(shape, periods(tensor), batch, "constant") if is_float and batch > 1 else shape
+
+
+def view_of_one_sample(node: Node, values: Sequence[Value | None], batch: int) -> Value | None:
+    """The result of a Reshape of a constant that `once` holds for one sample, where the file says its sizes for all.
+
+    Args:
+        node: a node whose operands are constants.
+        values: its operands.
+        batch: samples of the export.
+
+    Returns:
+        None for all other nodes.
+    """
+    if node.kind != "Reshape" or len(values) != 2 or batch == 1:
+        return None
+    data, target = values
+    if data is None or target is None or data.dtype.kind != "f" or data.ndim < 3 or len(data) != 1:
+        return None
+    whole = Tensor(name="", shape=data.shape, dtype=str(data.dtype), role="constant")
+    allow_zero = bool(node.attributes.get("allowzero", 0))
+    found = reshape_target(whole, [int(v) for v in target.reshape(-1)], export_batch=batch, allow_zero=allow_zero)
+    return None if found is None or prod(found.shape) != data.size else data.reshape(found.shape)
+
+
+def expanded_once(tensor: Tensor, sizes: Sequence[int], batch: int) -> list[int] | None:
+    """The shape of the result of an Expand for one sample, where the file repeats its operand for each sample.
+
+    Args:
+        tensor: the operand, at one sample.
+        sizes: the target of the Expand, at `batch` samples.
+        batch: samples of the export.
+
+    Returns:
+        the shape of the operand at `batch` samples where nothing else is repeated; None where nothing is repeated for
+        each sample.
+    """
+    shape = tensor.shape_at(batch)
+    if len(sizes) > len(shape):
+        return [1, *sizes[1:]] if tensor.batch_dim is None and sizes[0] == batch > 1 else None
+    found, offset = [*shape], len(shape) - len(sizes)
+    is_repeated = is_expanded = False
+    for dim, size in enumerate(sizes, offset):
+        # In the layout `[s, b, h]`, tensors common to all samples are constants or parameters of three dims.
+        leads = dim == 0 or (dim == 1 and len(shape) == 3 and tensor.role in ("constant", "parameter"))
+        if leads and tensor.batch_dim is None and shape[dim] == 1 and size == batch:
+            is_repeated = True
+        elif size not in (1, shape[dim]):
+            found[dim], is_expanded = size, True
+    return found if is_repeated or not is_expanded else None
