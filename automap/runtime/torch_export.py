@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from automap.errors import ModelError, UserError
 from automap.phases import phase
 from automap.runtime import export_faults
+from automap.runtime.onnx_translations import translations
 from automap.runtime.read_parameters import frozen, keep_outputs_with_parameters, unread
 from automap.runtime.transformers_models import (
     as_trained,
@@ -42,10 +43,6 @@ if TYPE_CHECKING:
 
 Build = Callable[[], "nn.Module | tuple[nn.Module, Tensor | tuple[Any, ...] | dict[str, Any]]"]
 
-ATTENTION_VERSION = 23
-"""The first operator set with Attention, of which the exporter makes use then."""
-BOOL, INT32 = 9, 6
-"""Numbers of types in ONNX (`TensorProto.DataType`)."""
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _KEPT_METADATA = frozenset(
     {"pkg.torch.export.graph_signature.InputSpec.kind", _SCOPES, "pkg.torch.onnx.class_hierarchy"}
@@ -226,12 +223,6 @@ def _to_onnx(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], o
     from automap.runtime.scan_exports import scans_as_operators
 
     exported = None
-    translations: dict[Any, Callable[..., Any]] = {
-        torch.ops.aten._is_all_true.default: _is_all_true,
-        torch.ops.aten.cumprod.default: _cumprod,
-    }
-    if opset < ATTENTION_VERSION:
-        translations[torch.ops.aten.scaled_dot_product_attention.default] = _attention
     # A forward that makes tensors without saying where makes them on the CPU; the others wait on the meta device.
     on_meta = all(parameter.is_meta for parameter in module.parameters())
     try:
@@ -249,7 +240,7 @@ def _to_onnx(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], o
             export_params=False,
             optimize=False,  # folding constants reads values, which meta tensors lack: it runs once they are inputs
             opset_version=opset,
-            custom_translation_table=translations,
+            custom_translation_table=translations(opset),
             verbose=False,
         )
     except Exception as fault:
@@ -310,46 +301,6 @@ def _masks_as_given() -> Iterator[None]:
         yield
     finally:
         transformer._detect_is_causal_mask = own
-
-
-def _is_all_true(values: Any) -> Any:
-    """A check that torch itself leaves in a graph, which nothing reads once the exporter has dropped its assertions."""
-    from onnxscript import opset20 as op
-
-    return op.Cast(op.ReduceMin(op.Cast(values, to=INT32), keepdims=0), to=BOOL)
-
-
-def _attention(query: Any, key: Any, value: Any, mask: Any = None, dropout: float = 0.0, is_causal: bool = False,
-               *, scale: float | None = None, enable_gqa: bool = False) -> Any:  # fmt: skip
-    """Attention by the exporter's own translation, and of more than four dims (Hiera's windows) by its products."""
-    from onnxscript import opset20 as op
-    from onnxscript.function_libs.torch_lib.ops.nn import aten_scaled_dot_product_attention as of_four_dims
-
-    rank = len(query.shape)
-    if rank <= 4 or is_causal or enable_gqa or mask is not None:
-        return of_four_dims(query, key, value, mask, dropout, is_causal, scale, enable_gqa)
-    turned = op.Transpose(key, perm=[*range(rank - 2), rank - 1, rank - 2])
-    factor = op.CastLike(op.Constant(value_float=scale or query.shape[-1] ** -0.5), query)
-    return op.MatMul(op.Softmax(op.Mul(op.MatMul(query, turned), factor), axis=-1), value)
-
-
-def _cumprod(operand: Any, dim: int, dtype: int | None = None) -> Any:
-    """The product of all elements up to each one, in steps of doubled distance: ONNX has no operator for it."""
-    from onnxscript import opset20 as op
-
-    found = operand if dtype in (None, -1) else op.Cast(operand, to=dtype)
-    axis = dim % max(len(operand.shape), 1)
-    size = operand.shape[axis] if operand.shape else 1
-    axes, distance = op.Constant(value_ints=[axis]), 1
-
-    def part(begin: int, end: int) -> Any:
-        return op.Slice(found, op.Constant(value_ints=[begin]), op.Constant(value_ints=[end]), axes)
-
-    while distance < size:
-        joined = op.Mul(part(distance, size), part(0, size - distance))
-        found = op.Concat(part(0, distance), joined, axis=axis)
-        distance *= 2
-    return found
 
 
 def _simplify(model: Any) -> None:

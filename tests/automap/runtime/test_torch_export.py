@@ -509,7 +509,19 @@ class Rendered(nn.Module):
         return density + torch.cumprod(y, 1) + torch.cumprod(y, -1)
 
 
-@pytest.mark.parametrize(("kind", "shape"), [(Constants, (4,)), (Merged, (3, 4)), (Rendered, (5, 4))])
+class Tailed(nn.Module):
+    """The logarithm of a density of Student's t, whose degrees of freedom are computed: models of time series."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        degrees = 0.01 + (x * self.weight).exp()
+        return torch.distributions.StudentT(degrees, x).log_prob(x.square())
+
+
+@pytest.mark.parametrize(("kind", "shape"), [(Constants, (4,)), (Merged, (3, 4)), (Rendered, (5, 4)), (Tailed, (5, 4))])
 def test_a_file_computes_the_same_at_other_batches(kind: type[nn.Module], shape: tuple[int, ...]) -> None:
     graph = load_model(export_onnx(lambda: (kind(), torch.zeros(1, *shape))))
     x = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
