@@ -108,5 +108,7 @@ def _unauthorized(why: str, value: str) -> HTTPException:
         "Send the header Authorization: Bearer with a key, which the command line takes from AUTOMAP_KEY; "
         "`automap keys create` makes one."
     )
-    document = problem(401, "A valid key is needed", f"{why} {repair}", field="Authorization", value=value, repair=repair)
+    document = problem(
+        401, "A valid key is needed", f"{why} {repair}", field="Authorization", value=value, repair=repair
+    )
     return HTTPException(401, document, {"WWW-Authenticate": 'Bearer realm="automap"'})
