@@ -221,16 +221,21 @@ class _Near(NamedTuple):
 
 
 def _near(incumbent: Incumbent, grid: Grid, most: float) -> list[_Near]:
-    """The distinct pipelines of a grid that are near the best plan, the fastest first.
+    """The distinct pipelines of a grid and of the best plan of the space, if they are near the best plan of all, the
+    fastest first.
 
     If no plan fits, these are the pipelines that nearly fit, those with the least overflow first.
 
     Args:
-        incumbent: knows the best plan.
+        incumbent: knows the best plans. That of the space may not be in the grid: what is found last, when the time of
+            a searcher is over, is known here only.
         grid: plans with their prices.
         most: largest step time, as a multiple of that of the best plan.
     """
     space = incumbent.space
+    if incumbent.best is not None:
+        rows = np.array([incumbent.best])
+        grid = grid.joined(Grid(rows, space.price(rows)))
     times, overflows = grid.prices.T
     if math.isinf(incumbent.least_s):
         near = np.flatnonzero(overflows <= NEARLY_FITS)

@@ -22,7 +22,7 @@ from agents.planners.stage_strategies import Strategy, megatron_strategies
 from agents.planners.stage_table import StageTable
 from agents.planners.staged_plan import StageChoice, StagedPlan, fastest_staged, lower_staged
 from agents.planners.template_improvement import improve_templates
-from agents.sampling.expert import grid_of, price_grid
+from agents.sampling.expert import Grid, grid_of, price_grid
 from automap.cluster import parse_cluster
 from automap.plan import Plan
 from automap.price.estimate import price
@@ -463,6 +463,15 @@ def test_units_and_devices_move_also_where_pipelines_are_divided_quickly(monkeyp
     # A budget in evaluations has no seconds to end at.
     divided(Budget(evaluations=10_000), moves=True, seconds=float("inf"))
     assert len(until) == 2
+
+
+def test_the_best_plan_is_divided_though_the_given_plans_lack_it():
+    """The time of a searcher may end between the price of its last plan and its own list of plans."""
+    incumbent, grid = opened()
+    before_s = incumbent.best_s
+    assert incumbent.space.shape(incumbent.best).pp > 1
+    divide_quickly(incumbent, Grid(*(part[:0] for part in grid)), float("inf"))
+    assert incumbent.least_s < before_s
 
 
 def test_moves_end_with_the_seconds_they_have(monkeypatch):
