@@ -71,17 +71,20 @@ def _cumprod(operand: Any, dim: int, dtype: int | None = None) -> Any:
 
 
 def _log_gamma(x: Any) -> Any:
-    """The logarithm of the gamma function for positive numbers, as densities of Student's t need it.
+    """The logarithm of the absolute value of the gamma function, as densities of Student's t need it.
 
     Stirling's series with three terms, at a distance of 8 from the number, where its error is below 1e-9. From there,
-    the recurrence log gamma(x) = log gamma(x + 1) - log x leads back (Abramowitz and Stegun 6.1.41 and 6.1.15).
+    the recurrence log gamma(x) = log gamma(x + 1) - log x leads back. Numbers below 0 are mirrored at 1/2: gamma(x)
+    gamma(1 - x) = pi / sin(pi x) (Abramowitz and Stegun 6.1.41, 6.1.15 and 6.1.17).
     """
     from onnxscript import opset20 as op
 
     def number(value: float) -> Any:
         return op.CastLike(op.Constant(value_float=value), x)
 
-    far = op.Add(x, number(8.0))
+    below = op.Less(x, number(0.0))
+    positive = op.Where(below, op.Sub(number(1.0), x), x)
+    far = op.Add(positive, number(8.0))
     inverse = op.Reciprocal(far)
     square = op.Mul(inverse, inverse)
     series = op.Add(number(-1 / 360), op.Mul(square, number(1 / 1260)))
@@ -89,5 +92,10 @@ def _log_gamma(x: Any) -> Any:
     whole = op.Sub(op.Mul(op.Sub(far, number(0.5)), op.Log(far)), far)
     found = op.Add(op.Add(whole, number(math.log(2 * math.pi) / 2)), series)
     for step in range(8):
-        found = op.Sub(found, op.Log(op.Add(x, number(float(step)))))
-    return found
+        found = op.Sub(found, op.Log(op.Add(positive, number(float(step)))))
+    # The sine of the distance to the next whole number is exact near the poles. Numbers that are not mirrored are
+    # replaced by -1/2, of which the sine is -1, so that their gradient is finite.
+    mirrored = op.Where(below, x, number(-0.5))
+    sine = op.Sin(op.Mul(op.Sub(mirrored, op.Round(mirrored)), number(math.pi)))
+    other = op.Sub(op.Sub(number(math.log(math.pi)), op.Log(op.Abs(sine))), found)
+    return op.Where(below, other, found)

@@ -529,6 +529,35 @@ def test_a_file_computes_the_same_at_other_batches(kind: type[nn.Module], shape:
     torch.testing.assert_close(found[graph.outputs[0]], kind()(x))
 
 
+class Gamma(nn.Module):
+    """The logarithm of the gamma function of every element times a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.lgamma(x * self.weight)
+
+
+def test_the_logarithm_of_the_gamma_function_is_that_of_torch_on_both_sides_of_zero() -> None:
+    """Also between, near and at the poles, in the interpreter and in onnxruntime, and with its gradient."""
+    drawn = torch.empty(400).uniform_(-9.0, 9.0, generator=torch.Generator().manual_seed(0))
+    near = torch.tensor([-3.0, -1.0, 0.0, 1.0, 2.0, 40.0])[:, None] + torch.tensor([-1e-3, 1e-3])
+    x = torch.cat([drawn, near.flatten(), torch.tensor([-60.3, 1e-20, -1e-20])])[None].requires_grad_()
+    data = export_onnx(lambda: (Gamma(), torch.zeros(1, x.shape[1])))
+    graph = load_model(data)
+    (found,) = (run(graph, {"x": x, "weight": torch.ones(())}, 1)[name] for name in graph.outputs)
+    torch.testing.assert_close(found, torch.lgamma(x), rtol=1e-5, atol=1e-5)
+    (slope,) = torch.autograd.grad(found.sum(), x)
+    torch.testing.assert_close(slope, torch.digamma(x.detach()), rtol=1e-4, atol=1e-4)
+    poles = torch.tensor([0.0, -1.0, -7.0]).repeat(x.shape[1])[: x.shape[1]][None]
+    session = onnxruntime.InferenceSession(data)
+    for values in (x.detach(), poles):
+        (other,) = session.run(None, {"x": values.numpy(), "weight": torch.ones(()).numpy()})
+        torch.testing.assert_close(torch.from_numpy(other), torch.lgamma(values), rtol=1e-5, atol=1e-5)
+
+
 class Bagged(nn.Module):
     """Two tables whose rows are summed, each in a loop of the file."""
 
