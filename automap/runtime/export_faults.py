@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -55,14 +56,26 @@ def while_exporting(module: nn.Module, exported: Any, fault: Exception) -> Model
     inside = type(module.get_submodule(path)).__name__
     if "data-dependent" in text or "DataDependent" in "".join(type(link).__name__ for link in chain):
         what = "branches or loops on the values of a tensor, which a graph cannot express"
-        repair = "Write it with operators on whole tensors (torch.where, masks), or export a model without it."
-        if type(module.get_submodule(path)).__module__.startswith(_DETECTION):
-            repair = "Export backbone and heads alone: docs/models.md has the module (Detectors)."
+        repair = _without_branch(type(module.get_submodule(path)))
     else:
         what = f"cannot be exported: {_first_line(chain[-1])}"
         repair = "Make its forward run under torch.export.export with the example inputs."
     named = f"{path} ({inside}{where})" if path else f"{inside}{where}"
     return ModelError(f"{named} {what}", field="module", value=path or inside, repair=repair)
+
+
+def _without_branch(kind: type[nn.Module]) -> str:
+    """How to export a model of which a module of this class branches on values: the class may be that of a package."""
+    if kind.__module__.startswith(_DETECTION):
+        return "Export backbone and heads alone: docs/models.md has the module (Detectors)."
+    package = kind.__module__.partition(".")[0]
+    if package in importlib.metadata.packages_distributions():
+        return (
+            f"This is code of the package {package}. Write a function that builds the model and gives its modules of "
+            f"the class {kind.__name__} a forward without the branch, and export it: automap export-onnx "
+            "FILE.py:FUNCTION. docs/models.md has an example (Branches on values)."
+        )
+    return "Write it with operators on whole tensors (torch.where, masks), or export a model without it."
 
 
 def _untranslated(module: nn.Module, exported: Any, text: str, fault: Exception) -> ModelError:
