@@ -287,7 +287,11 @@ def _is_as_named(model: Model, index: int, placed: Placed, axis: str) -> bool:
     if op.rule.factors[number].is_batch:
         return False
     parts = [text for name, text in zip(op.inputs, placed.inputs, strict=True) if model.graph.is_weight(name)]
-    if not parts or not op.forward_flops.at(1) or getattr(fix, axis) is None:
+    target = model.problem.target
+    # What the degrees of a target split is its pattern, which `check_target` reads in the large products. With the
+    # sequence split between products, routers of experts read a part of the tokens with whole weights.
+    has_pattern = target is not None and target.patterned
+    if not parts or not op.forward_flops.at(1) or getattr(fix, axis) is None or has_pattern:
         return True
     splits_weight = any(text.startswith("S") for text in parts)
     return splits_weight if axis == "tp" else not splits_weight

@@ -200,3 +200,17 @@ def test_a_constraint_comes_first():
 def test_a_search_with_tensor_parallelism_fixed_ends_with_it():
     plan = search(problem("gpt2", cluster="1x8xA100-80GB", tp=4), Budget.parse("60"), seed=0).plan
     assert "tensor parallel 4" in strategy(plan)
+
+
+@pytest.mark.parametrize("fix", [{"tp": 2}, {"ep": 4, "tp": 2}])
+def test_routers_may_split_the_sequence_over_tp_where_the_target_does(fix: dict[str, int]) -> None:
+    """Megatron-LM's routers read a part of the tokens with whole weights, as do the norms in front of them."""
+    model = "moe:layers=2,hidden=2048,heads=16,kv_heads=8,ffn=5504,seq_len=2048,vocab_size=512,experts=8"
+    training = {"global_batch": 64, "target": "megatron-core"}
+    given = Problem.build(zoo.build(model), parse_cluster("2x8xH100"), training, {"fix": fix})
+    plan = search(given, Budget.parse("16")).plan
+    assert not verify(given, plan)
+    degrees = plan.degrees[0]
+    assert {name: {"tp": degrees.tensor, "ep": degrees.expert}[name] for name in fix} == fix
+    router = next(row for name, row in plan.stages[0].shardings.items() if name.endswith("mlp.gate/MatMul"))
+    assert router["tp"].inputs == ("S(1)", "B")
