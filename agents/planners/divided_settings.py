@@ -27,8 +27,9 @@ ZEROS = (0, 1)
 """Stages of ZeRO that are tried with the best number of micro-batches (assumed: others seldom gain)."""
 PRICED_QUICKLY, PRICED = 4, 16
 """Number of partitions that are priced for each setting and set of strategies, in `divide_quickly` and otherwise: those
-with the shortest simulated step (assumed). A simulation is exact for chains of measured layers. It is not where stages
-share parameters, under ZeRO 2 and 3, and where memory is exceeded by what it leaves out."""
+with the shortest simulated step (assumed). A simulation is exact where all stages have the same strategy, also where
+they share parameters. It is not where a stage sends its results in another placement than the next one reads, under
+ZeRO 2 and 3, and where memory is exceeded by what it leaves out."""
 MOVED_AT_ONCE = 2
 """Number of partitions of a setting in which units and devices move before they are priced (assumed), where they are
 divided at length; those of all settings are moved later."""

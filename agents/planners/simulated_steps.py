@@ -17,7 +17,7 @@ import numpy as np
 
 from agents.planners.chunk_moves import moves_of
 from agents.planners.device_partition import Partition, StageOf
-from agents.planners.kernels.simulated_steps import step_times
+from agents.planners.kernels.simulated_steps import Pipelines, step_times
 from agents.planners.stage_table import StageTable
 from automap.arrays import Floats, Ints, Mask
 from automap.price.kernels.step_records import Order
@@ -79,7 +79,8 @@ class SimulatedSteps:
         self._sizes = np.zeros(self._devices + 1, dtype=np.bool_)
         self._sizes[table.sizes] = True
         self._patterns: dict[tuple[int, int], int] = {}
-        self._sent: dict[tuple[int, int, int], float] = {}
+        self._sent: dict[tuple[int, int, int, int], tuple[float, float]] = {}
+        self._tied = table.num_tied
         self._order = Order(KINDS["1f1b"], table.num_micro_batches, NO_PROGRAM)
 
     def ranked(self, partitions: Iterable[Partition]) -> list[tuple[float, Partition]]:
@@ -108,11 +109,13 @@ class SimulatedSteps:
         legal: Mask = np.asarray(((lasts > firsts) & (sizes > 0)).all(axis=1))
         legal[legal] = self._sizes[sizes[legal]].all(axis=1)
         rows = np.flatnonzero(legal)
-        costs = np.empty((len(rows), 4, last + 1))
-        a_byte_s = np.empty((len(rows), last))
-        # Of the last stage, no devices follow.
+        costs = np.empty((len(rows), 4 + self._tied, last + 1))
+        links = np.ones((len(rows), 2, last + 1))
         base, following = self._devices + 1, np.zeros((len(rows), last + 1), dtype=np.int64)
         following[:, :-1] = sizes[rows, 1:]
+        if self._tied and last:
+            # The stages that hold a tied parameter may exchange it over the link from the last stage to the first.
+            following[:, -1] = sizes[rows, 0]
         keys = (following * base + sizes[rows]) * base + begins[rows]
         firsts, lasts = firsts[rows], lasts[rows]
         for stage in range(last + 1):
@@ -122,11 +125,12 @@ class SimulatedSteps:
                 passes = self.table.passes(last + 1 - stage, place, size)
                 costs[mine, :, stage] = passes[:, firsts[mine, stage], lasts[mine, stage]].T
                 if after:
-                    a_byte_s[mine, stage] = self._a_byte_s(place, size, after)
-        stages = self._with_transfers(costs, a_byte_s)
+                    links[mine, :, stage] = self._link(place, size, (place + size) % self._devices, after)
+        stages = self._with_transfers(costs, links[:, 1, :-1])
         self.entries += ENTRIES * len(rows) * (last + 1)
         found, simulated = np.full(count, np.inf), np.empty(len(rows))
-        step_times(self._order, stages, simulated)
+        sent_bytes = float(self.table.space.evaluator.settings(self.table.zero).sent_gradient_bytes)
+        step_times(self._order, Pipelines(stages, links, sent_bytes * costs[:, 4:]), simulated)
         if sharpness < np.inf:
             fits = np.flatnonzero(simulated < np.inf)
             spent_s = stages[fits, :2].sum(axis=1)
@@ -136,34 +140,40 @@ class SimulatedSteps:
         found[rows] = simulated
         return found
 
-    def _with_transfers(self, costs: Floats, a_byte_s: Floats) -> Floats:
-        """[partitions, 3, stages] the first argument of `step_times`.
+    def _with_transfers(self, costs: Floats, bytes_per_s: Floats) -> Floats:
+        """[partitions, 3, stages] the seconds of `Pipelines`.
 
         Args:
-            costs: [partitions, 4, stages] results of `StageTable.passes`.
-            a_byte_s: [partitions, stages - 1] seconds a byte from each stage to the next one.
+            costs: [partitions, 4 + tied parameters, stages] results of `StageTable.passes`.
+            bytes_per_s: [partitions, stages - 1] bandwidth from a device of each stage to the next one.
         """
         settings = self.table.space.evaluator.settings(self.table.zero)
         shown = 1.0 - float(settings.send_overlap)
-        crossing_s = float(settings.send_s) + shown * costs[:, 3, :-1] * a_byte_s
+        crossing_s = float(settings.send_s) + shown * costs[:, 3, :-1] / bytes_per_s
         stages = np.ascontiguousarray(costs[:, :3])
         # A stage exchanges with both neighbours, one after the other.
         stages[:, :2, :-1] += 0.5 * crossing_s[:, None]
         stages[:, :2, 1:] += 0.5 * crossing_s[:, None]
         return stages
 
-    def _a_byte_s(self, place: int, size: int, following: int) -> float:
-        """Seconds in which each device of a stage sends a byte to a stage of `following` devices behind it."""
-        key = place, size, following
+    def _link(self, place: int, size: int, other: int, following: int) -> tuple[float, float]:
+        """Seconds of an empty message from each device of a stage to another stage, and bytes/s.
+
+        Args:
+            place: place of the first device of the stage in the order.
+            size: number of its devices.
+            other: place of the first device of the other stage.
+            following: number of its devices.
+        """
+        key = place, size, other, following
         if key not in self._sent:
-            laid_out, middle = self.table.space.evaluator.laid_out, place + size
-            both = (place, size), (middle, following)
+            laid_out, both = self.table.space.evaluator.laid_out, ((place, size), (other, following))
             devices = tuple(np.array(self.table.devices(*one)) for one in both)
             for one, mine in zip(both, devices, strict=True):
                 if one not in self._patterns:
                     self._patterns[one] = laid_out.pattern(mine)
             patterns = self._patterns[both[0]], self._patterns[both[1]]
-            self._sent[key] = 1.0 / laid_out.sends.of(patterns, *devices)[1]
+            self._sent[key] = laid_out.sends.of(patterns, *devices)
         return self._sent[key]
 
     def moved(

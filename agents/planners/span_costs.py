@@ -20,6 +20,8 @@ from agents.planners.kernels.span_costs import (
     span_maxima,
     span_sums,
 )
+from agents.planners.kernels.unit_profile import states_of
+from agents.planners.tied_spans import TiedUnits
 from agents.planners.unit_profile import UnitsInOrder, needs, states
 from automap.arrays import Floats, Ints, Mask
 from automap.price.kernels.array_types import Record
@@ -50,13 +52,18 @@ class SpanCosts:
         reduce_s: span -> seconds of gradient reductions and of ZeRO's gathers after them that no computation hides.
         unit_reduce_s: [units] the same for a stage of one unit.
         capacity: bytes of a device that units may use. The framework and the allocator take the rest of its memory.
+        tied: what spans hold of tied parameters. A span of several units that read one holds it once.
     """
 
-    def __init__(self, space: PlanSpace, units: UnitsInOrder, layout: StageLayout, samples: float, zero: int) -> None:
+    def __init__(
+        self, space: PlanSpace, units: UnitsInOrder, tied: TiedUnits, layout: StageLayout, samples: float, zero: int
+    ) -> None:
         """Prices all units.
 
         Args:
+            space: the plan space.
             units: the units with their signatures.
+            tied: those that read tied parameters.
             layout: the stage.
             samples: samples of a micro-batch, a multiple of the ranks that split them.
             zero: ZeRO stage, over all axes but the innermost.
@@ -65,7 +72,7 @@ class SpanCosts:
         zero_axes = (layout.axes > 1.0) & (np.arange(len(layout.axes)) < len(layout.axes) - 1)
         stage = Stage(layout.axes, layout.links, layout.hardware, zero_axes, float(samples))
         costs, settings = units.costs(stage), space.evaluator.settings(zero)
-        self._settings = settings
+        self._settings, self.tied = settings, tied.spans(stage, zero)
         comm_s = (costs["backward_comm_s"] + costs["recompute_comm_s"]).sum(axis=-1)
         first_s = costs["forward_comm_s"].sum(axis=-1)
         self.forward_s: Floats = costs["forward_s"] + costs["forward_host_s"] + first_s
@@ -80,23 +87,27 @@ class SpanCosts:
         self.needed_bytes: Floats = needs(costs, settings)
         self._costs, self._fastest = costs[0], dict[tuple[int, bool], tuple[Floats, Ints]]()
         self._beside: dict[tuple[int, float, float], Floats] = {}
-        gradients = self._costs["scattered" if zero else "reduced"] * float(settings.sent_gradient_bytes)
-        changed = (self._costs["gathered"] - self._costs["gathered_frozen"]) * float(settings.parameter_bytes)
-        self.reduce_s: Floats = self._reduced(spans(gradients.T), spans(changed.T), spans(self.backward_s[0]))
-        self.unit_reduce_s: Floats = self._reduced(gradients.T, changed.T, self.backward_s[0])
+        gradients = self._costs["scattered" if zero else "reduced"].T
+        changed = (self._costs["gathered"] - self._costs["gathered_frozen"]).T
+        self.reduce_s: Floats = self._reduced(
+            spans(gradients) - self.tied.reduced, spans(changed) - self.tied.gathered, spans(self.backward_s[0])
+        )
+        self.unit_reduce_s: Floats = self._reduced(gradients, changed, self.backward_s[0])
 
-    def _reduced(self, gradients: Floats, changed: Floats, backward_s: Floats) -> Floats:
+    def _reduced(self, reduced: Floats, gathered: Floats, backward_s: Floats) -> Floats:
         """[...] seconds for which a step waits for gradient reductions, and for ZeRO's gathers after the optimizer.
 
         As in the price (`automap.price.kernels.step`), a trainer hides a share of the reductions under the backward
         pass of the last micro-batch. The step waits for the rest, and for what is longer than this pass.
 
         Args:
-            gradients: [axes, ...] bytes that are reduced over each axis; infinite for empty spans.
-            changed: [axes, ...] bytes of parameters that are gathered over each axis.
+            reduced: [axes, ...] elements of gradients that are reduced over each axis; infinite for empty spans.
+            gathered: [axes, ...] trained parameters that are gathered over each axis.
             backward_s: [...] seconds of the backward pass of a micro-batch.
         """
         zero, last = int(self._settings.zero_stage), len(self.layout.axes) - 1
+        gradients = reduced * float(self._settings.sent_gradient_bytes)
+        changed = gathered * float(self._settings.parameter_bytes)
         sync, spread = np.zeros_like(backward_s), np.zeros_like(backward_s)
         for axis, (size, link) in enumerate(zip(self.layout.axes.tolist(), self.layout.links, strict=True)):
             sent, rates = (size - 1.0) / size, link["bytes_per_s"]
@@ -148,7 +159,11 @@ class SpanCosts:
     @functools.cached_property
     def state_bytes(self) -> Floats:
         """Span -> bytes of parameters, gradients and optimizer state."""
-        return spans(self.unit_state_bytes)
+        excess = self.tied.parameters
+        twice = np.empty(excess[0].size)
+        states_of(np.ascontiguousarray(excess.reshape(4, -1)), self._settings, twice)
+        found: Floats = spans(self.unit_state_bytes) - twice.reshape(excess[0].shape)
+        return found
 
     @functools.cached_property
     def pass_s(self) -> Floats:
@@ -163,15 +178,18 @@ class SpanCosts:
             onward_s=float(self._settings.micro_batch_s),
             after_s=self.after_s,
             crossing_bytes=self.crossing_bytes,
+            exchanged=self.tied.exchanged,
         )
 
     @functools.cached_property
     def after_s(self) -> Floats:
         """Span -> seconds after the last micro-batch: `reduce_s`, the update of the optimizer, and the host."""
-        names = ("zero_parameters", "zero_frozen") if self._settings.zero_stage else ("parameters", "frozen")
-        held, frozen = (self._costs[name] for name in names)
+        under_zero = int(self._settings.zero_stage > 0)
+        held, frozen = (("parameters", "zero_parameters")[under_zero], ("frozen", "zero_frozen")[under_zero])
+        twice = self.tied.parameters[under_zero] - self.tied.parameters[2 + under_zero]
         rate = float(self.layout.hardware.bytes_per_s)
-        updated = spans(held - frozen) * float(self._settings.update_bytes) / rate
+        updated = spans(self._costs[held] - self._costs[frozen]) - twice
+        updated *= float(self._settings.update_bytes) / rate
         found: Floats = self.reduce_s + updated + float(self._settings.step_s)
         return found
 

@@ -19,6 +19,7 @@ from agents.planners.pair_links import PairLinks
 from agents.planners.span_costs import SpanCosts
 from agents.planners.stage_strategies import Strategy
 from agents.planners.staged_plan import StageChoice, StagedPlan
+from agents.planners.tied_spans import TiedUnits
 from agents.planners.unit_profile import UnitsInOrder
 from automap.arrays import Floats, Ints
 from automap.price.lowered_plan import spread
@@ -63,7 +64,7 @@ class StageTable:
         self.samples = space.problem.training.global_batch // num_micro_batches
         self.links: PairLinks = PairLinks(space.problem.cluster) if known is None else known.links
         self._spans: dict[object, SpanCosts] = {} if known is None else known._spans
-        self._units: dict[Strategy, UnitsInOrder] = {} if known is None else known._units
+        self._units: dict[Strategy, tuple[UnitsInOrder, TiedUnits]] = {} if known is None else known._units
         self._at: dict[tuple[int, int, Strategy], SpanCosts] = {}
         self._fastest: dict[object, tuple[Floats, Ints, Ints]] = {}
         self._channels: dict[tuple[float, int, int], Floats] = {}
@@ -88,6 +89,11 @@ class StageTable:
             )
         return sorted(found)
 
+    @property
+    def num_tied(self) -> int:
+        """Number of parameters that several units read."""
+        return len({name for name, *_ in self.space.evaluator.tied.parameters})
+
     def devices(self, place: int, size: int) -> tuple[int, ...]:
         """The devices of a stage."""
         return self.order[place : place + size]
@@ -104,8 +110,9 @@ class StageTable:
             (stage,) = self.space.evaluator.layout_of([(self.devices(place, size), mesh)]).stages
             samples = spread(self.samples, size // strategy.tp)
             if strategy not in self._units:
-                self._units[strategy] = UnitsInOrder.of(self.space.evaluator, strategy.signatures)
-            self._spans[key] = SpanCosts(self.space, self._units[strategy], stage, samples, self.zero)
+                which = self.space.evaluator, strategy.signatures
+                self._units[strategy] = UnitsInOrder.of(*which), TiedUnits(*which)
+            self._spans[key] = SpanCosts(self.space, *self._units[strategy], stage, samples, self.zero)
         self._at[place, size, strategy] = self._spans[key]
         return self._spans[key]
 
@@ -178,16 +185,18 @@ class StageTable:
         return self.strategies[int(which[stage.first, stage.last])]
 
     def passes(self, behind: int, place: int, size: int) -> Floats:
-        """[4, units + 1, units + 1] what each span takes on a stage with the strategy of `seconds`; infinite where the
-        span does not fit. The arguments are those of `seconds`.
+        """[4 + tied parameters, units + 1, units + 1] what each span takes on a stage with the strategy of `seconds`;
+        infinite where the span does not fit. The arguments are those of `seconds`.
 
-        The four rows are the seconds of the forward pass of a micro-batch; those of its backward pass with
+        The first four rows are the seconds of the forward pass of a micro-batch; those of its backward pass with
         recomputation; the seconds, once a step, of the reduction of gradients that nothing hides and of the update of
-        the optimizer; and the bytes that a rank sends to the next stage for a micro-batch. Transfers are left out.
+        the optimizer; and the bytes that a rank sends to the next stage for a micro-batch. Transfers are left out. Each
+        further row is about one tied parameter: the elements of its gradient on a rank with the span, which the stages
+        that hold the parameter add up. 0 where the span does not read it.
         """
         best, which, _ = self._best(behind, place, size)
         if id(best) not in self._passes:
-            found = np.full((4, *best.shape), np.inf)
+            found = np.full((4 + self.num_tied, *best.shape), np.inf)
             for number in np.flatnonzero(np.bincount(which.ravel())).tolist():
                 costs = self.spans(place, size, self.strategies[number])
                 passes = costs.passes(min(behind, self.num_micro_batches), partly=self.partly)

@@ -19,7 +19,7 @@ from automap.price.kernels.stage_records import HARDWARE_DTYPE, Stage
 from automap.price.kernels.step_records import StageArrays
 from automap.price.lowered_plan import RECOMPUTE_MODES, Segment, UnitCall
 from automap.space.space import PlanSpace
-from ir.factors import BROADCAST, PARTIAL
+from ir.factors import BROADCAST
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +137,6 @@ class UnitsInOrder:
         at = []
         for segment in segments:
             unit_type = evaluator.blocks.units[segment.unit].type
-            incoming = np.where(incoming == PARTIAL, BROADCAST, incoming)
             key = (unit_type, incoming.tobytes())
             if key not in numbers:
                 numbers[key] = len(numbers)

@@ -24,6 +24,7 @@ from agents.incumbent import Incumbent
 from agents.planners.pipeline_cuts import partition
 from agents.planners.span_costs import SpanCosts, spans
 from agents.planners.staged_plan import StageChoice, StagedPlan, data_parallel, search_staged
+from agents.planners.tied_spans import TiedUnits
 from agents.planners.unit_profile import UnitsInOrder
 from agents.searcher import SearchResult, SearchTask
 from automap.arrays import Floats, Ints
@@ -85,7 +86,8 @@ class Balance:
         kinds = [cluster.device(number) for number in range(cluster.num_devices)]
         self.rate = [float(gemm_curve(kind, precision).flops_per_s) for kind in kinds]
         self.order = sorted(range(len(kinds)), key=lambda d: (-kinds[d].memory_bytes, -self.rate[d], d))
-        self.units = UnitsInOrder.of(space.evaluator, data_parallel(space.evaluator, len(space.axes)))
+        chosen = data_parallel(space.evaluator, len(space.axes))
+        self.units, self.tied = UnitsInOrder.of(space.evaluator, chosen), TiedUnits(space.evaluator, chosen)
         self._costs: dict[tuple[tuple[int, ...], int], SpanCosts] = {}
         graph = space.problem.graph
         self.flops: Floats = np.array(
@@ -101,7 +103,7 @@ class Balance:
         if key not in self._costs:
             mesh = (len(devices), *[1] * (len(self.space.axes) - 1))
             (stage,) = self.space.evaluator.layout_of([(tuple(devices), mesh)]).stages
-            self._costs[key] = SpanCosts(self.space, self.units, stage, samples, 0)
+            self._costs[key] = SpanCosts(self.space, self.units, self.tied, stage, samples, 0)
         return self._costs[key]
 
     def shares(self, devices: Sequence[int], samples: int, span: tuple[int, int], alive: int, mode: int) -> Ints | None:

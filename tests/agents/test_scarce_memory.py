@@ -10,6 +10,7 @@ from small_clusters import cluster_with
 from agents import Budget, search
 from agents.planners.span_costs import SpanCosts
 from agents.planners.staged_plan import data_parallel
+from agents.planners.tied_spans import TiedUnits
 from agents.planners.unit_profile import UnitsInOrder
 from automap.errors import NothingFits
 from automap.plan import Plan
@@ -77,9 +78,10 @@ def test_unlike_stages_are_found_where_no_plan_of_the_space_fits():
 def test_spans_recompute_as_few_units_as_fit():
     """Seconds and numbers of units are those of trying all numbers under all pairs of modes."""
     space = PlanSpace(Problem.build(zoo.build(MODEL), cluster_with(2.0, "4xA100"), {"global_batch": 4096}))
-    units = UnitsInOrder.of(space.evaluator, data_parallel(space.evaluator, 2))
+    chosen = data_parallel(space.evaluator, 2)
+    units, tied = UnitsInOrder.of(space.evaluator, chosen), TiedUnits(space.evaluator, chosen)
     (layout,) = space.evaluator.layout_of([((0,), (1, 1))]).stages
-    costs = SpanCosts(space, units, layout, 1024.0, 0)
+    costs = SpanCosts(space, units, tied, layout, 1024.0, 0)
     costs.capacity = float(costs.used_bytes(2)[0, 0, -1])
     modes = np.flatnonzero(space.modes).tolist()
     passes, mixed = costs.forward_s + costs.backward_s, 0
@@ -87,7 +89,6 @@ def test_spans_recompute_as_few_units_as_fit():
     for alive in (1, 2, 3, 5):
         seconds, numbers = costs.fastest(alive, partly=True)
         for first, last in itertools.combinations(range(space.num_units + 1), 2):
-            some = slice(first, last)
             tried = []
             for light, heavy in itertools.product(modes, modes):
                 for count in range(last - first + 1):
@@ -98,7 +99,7 @@ def test_spans_recompute_as_few_units_as_fit():
                         [costs.saved_bytes[m, u] for m, u in zip(of_units, range(first, last), strict=True)]
                     )
                     needed = [costs.needed_bytes[m, u] for m, u in zip(of_units, range(first, last), strict=True)]
-                    used = costs.unit_state_bytes[some].sum() + (alive - 1) * saved + max(until + needed)
+                    used = costs.state_bytes[first, last] + (alive - 1) * saved + max(until + needed)
                     if light <= heavy and used <= costs.capacity:
                         tried.append(sum(passes[m, u] for m, u in zip(of_units, range(first, last), strict=True)))
             assert seconds[first, last] == pytest.approx(min(tried, default=np.inf))

@@ -16,6 +16,7 @@ from agents.planners.stage_table import StageTable
 from agents.planners.staged_plan import lower_staged
 from automap.problem import Problem
 from automap.space.space import PlanSpace
+from ir import zoo
 from ir.profile_import import load_profile
 
 LAYERS = 10
@@ -63,6 +64,47 @@ def test_a_simulated_step_is_the_price_of_the_plan(cluster, memory_gib, batch, c
         assert outcome.fits and step_s == pytest.approx(outcome.step_time_s, rel=1e-9)
         recomputing += any(stage.recompute != "none" for stage in plan.stages)
     assert (recomputing > 0) == (memory_gib < 4.0)
+
+
+T5 = "t5:layers=4,hidden=512,heads=8,ffn=1024,seq_len=128,vocab_size=32128"
+GPT = "gpt:layers=6,hidden=512,heads=8,seq_len=256,vocab_size=50304"
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize(
+    ("model", "cluster"),
+    [(T5, "8x1xV100-16GB@25Gbit"), (T5, "3x8xV100-16GB@25Gbit"), (GPT, "8x1xV100-16GB@25Gbit"), (GPT, "2x4xA100")],
+)
+def test_a_simulated_step_counts_tied_parameters_as_the_price(model, cluster, tp, zero):
+    """A stage holds a parameter that several of its units read once, and stages that hold the same one add up its
+    gradient, also round the end of the pipeline. T5's embedding has three readers.
+
+    With tensor parallelism an embedding leaves its sum to the next unit. A stage that ends with it does the sum in
+    another way than a stage that goes on; only the price knows that, so such partitions are left out.
+    """
+    problem = Problem.build(zoo.build(model), cluster, {"global_batch": 96, "trainer": "megatron-core"}, {"fix": FIX})
+    space = PlanSpace(problem)
+    strategies = [one for one in megatron_strategies(space) if one.tp == tp and not one.splits_batch]
+    readers, between, within = {}, 0, 0
+    for name, one, other in space.evaluator.tied.parameters:
+        readers.setdefault(name, {one}).add(other)
+    embeddings = set(sorted(next(iter(readers.values())))[:-1])
+    for strategy in strategies:
+        table = StageTable(space, tuple(range(space.meshes.devices)), 12, [strategy], zero=zero, partly=True)
+        found = SimulatedSteps(table).ranked([*piper_partitions(table), *inter_operator(table, tiled=False)])
+        for step_s, partition in found:
+            if tp > 1 and {stage.last - 1 for stage in partition.stages} & embeddings:
+                continue
+            outcome = space.evaluator.evaluate(lower_staged(space, table.staged(partition)))
+            assert outcome.fits and step_s == pytest.approx(outcome.step_time_s, rel=1e-9)
+            counts = [
+                [sum(stage.first <= unit < stage.last for unit in units) for stage in partition.stages]
+                for units in readers.values()
+            ]
+            between += any(sum(count > 0 for count in of) > 1 for of in counts)
+            within += any(max(of) > 1 for of in counts)
+    assert between > 5 and within > 0
 
 
 def all_partitions(space, devices):

@@ -15,6 +15,7 @@ from agents.planners.spp import recursive_order
 from agents.planners.stage_strategies import megatron_strategies
 from agents.planners.stage_table import StageTable
 from agents.planners.staged_plan import StageChoice, StagedPlan, data_parallel, lower_staged
+from agents.planners.tied_spans import TiedUnits
 from agents.planners.unit_profile import UnitsInOrder
 from automap.cluster import parse_cluster
 from automap.plan import Plan
@@ -25,6 +26,7 @@ from automap.price.lowered_plan import RECOMPUTE_MODES
 from automap.problem import Problem
 from automap.schedule import read_order, write_order
 from automap.space.space import PlanSpace
+from ir import zoo
 from ir.factors import BROADCAST, PARTIAL
 
 CUBE_MESH = ("X112 2SSS", "1X21 S2SS", "12X2 SS1S", "212X SSS1", "2SSS X112", "S2SS 1X21", "SS1S 12X2", "SSS1 212X")
@@ -153,36 +155,46 @@ def test_order_keeps_fast_links_together(mlp):
     assert quads == {frozenset(range(4)), frozenset(range(4, 8))}
 
 
-def test_span_costs_are_those_of_the_price(mlp):
-    """State and reduction of a stage are those of the span that it holds."""
-    space = PlanSpace(Problem.build(mlp((512, 2048, 1024, 512)), parse_cluster("4xA100"), {"global_batch": 4096}))
-    whole = StagedPlan(stages=(StageChoice(end=space.num_units, devices=(0, 1, 2, 3)),), num_micro_batches=1)
+GPT = "gpt:layers=2,hidden=256,heads=4,seq_len=128,vocab_size=4096"
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+@pytest.mark.parametrize("model", ["mlp", GPT])
+def test_span_costs_are_those_of_the_price(mlp, model, zero):
+    """State, reduction and update of a stage are those of the span that it holds. GPT reads its embedding twice."""
+    graph = mlp((512, 2048, 1024, 512)) if model == "mlp" else zoo.build(model)
+    space = PlanSpace(Problem.build(graph, parse_cluster("4xA100"), {"global_batch": 4096}))
+    whole = StagedPlan(stages=(StageChoice(end=space.num_units, devices=(0, 1, 2, 3)),), num_micro_batches=1, zero=zero)
     lowered = lower_staged(space, whole)
     (row,) = space.evaluator.evaluate(lowered).ranks
-    units = UnitsInOrder.of(space.evaluator, data_parallel(space.evaluator, 2))
-    costs = SpanCosts(space, units, lowered.layout.stages[0], 4096.0, 0)
-    span = 0, space.num_units
+    chosen = data_parallel(space.evaluator, 2)
+    units, tied = UnitsInOrder.of(space.evaluator, chosen), TiedUnits(space.evaluator, chosen)
+    costs = SpanCosts(space, units, tied, lowered.layout.stages[0], 4096.0, zero)
+    span, step_s = (0, space.num_units), float(space.evaluator.settings(zero).step_s)
     assert costs.reduce_s[span] == pytest.approx(float(row.sync_s))
+    assert costs.after_s[span] - costs.reduce_s[span] == pytest.approx(float(row.optimizer_s) + step_s)
     state = float(row.parameter_bytes + row.gradient_bytes + row.optimizer_bytes)
     assert costs.state_bytes[span] == pytest.approx(state)
 
 
-def test_units_are_priced_together_as_each_by_itself(mlp):
-    """Every recompute mode, behind the placement that the unit before sends, with tensor parallelism under ZeRO."""
-    space = PlanSpace(Problem.build(mlp((512, 2048, 1024, 512)), parse_cluster("4xA100"), {"global_batch": 64}))
+def test_units_are_priced_together_as_each_by_itself():
+    """Every recompute mode, behind the placement that the unit before sends, with tensor parallelism under ZeRO. The
+    embedding sends partial sums, which the first layer adds up."""
+    graph = zoo.build("llama:layers=2,hidden=256,heads=4,seq_len=128,vocab_size=4096")
+    space = PlanSpace(Problem.build(graph, parse_cluster("4xA100"), {"global_batch": 64}))
     evaluator, units = space.evaluator, space.linkage.blocks.units
     chosen = next(strategy.signatures for strategy in megatron_strategies(space) if strategy.tp == 2)
     (layout,) = evaluator.layout_of([((0, 1, 2, 3), (2, 2))]).stages
     stage = Stage(layout.axes, layout.links, layout.hardware, np.array([True, False]), 16.0)
     found = UnitsInOrder.of(evaluator, chosen).costs(stage)
-    incoming = np.full(2, BROADCAST)
+    incoming, sends_sums = np.full(2, BROADCAST), False
     for number, unit in enumerate(units):
         for row, mode in enumerate(RECOMPUTE_MODES):
             segment = evaluator.segment(number, by_type(evaluator, chosen), evaluator.masks(unit.type)[mode])
             assert found[row, number].tobytes() == evaluator.unit_cost(segment, incoming, stage).tobytes()
         incoming = evaluator.crossing_placement(segment)
-        incoming = np.where(incoming == PARTIAL, BROADCAST, incoming)
-    assert found["forward_comm_s"].any()
+        sends_sums |= PARTIAL in incoming.tolist()
+    assert sends_sums and found["forward_comm_s"].any()
     assert (found["zero_parameters"] < found["parameters"]).any()
 
 

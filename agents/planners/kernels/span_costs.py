@@ -207,6 +207,8 @@ class Passes(NamedTuple):
     """Span -> seconds after the last micro-batch."""
     crossing_bytes: Floats
     """[units + 1] bytes that a rank sends to the next stage if a span ends before this unit."""
+    exchanged: Floats3
+    """Tied parameter and span -> elements of its gradient on a rank with the span."""
 
 
 @borrowing(void(tuple_type(Passes), int64, int64[:, ::1], float64[:, ::1], float64[:, :, ::1]))
@@ -218,7 +220,7 @@ def take_passes(passes, strategy, strategies, seconds, found):
         strategy: its number.
         strategies: [units + 1, units + 1] number of the fastest strategy of each span.
         seconds: [units + 1, units + 1] seconds of each span; infinite where it does not fit.
-        found: [4, units + 1, units + 1] result of `StageTable.passes`; written.
+        found: [4 + tied parameters, units + 1, units + 1] result of `StageTable.passes`; written.
     """
     for first in range(strategies.shape[0]):
         for last in range(first + 1, strategies.shape[0]):
@@ -228,3 +230,5 @@ def take_passes(passes, strategy, strategies, seconds, found):
                 found[1, first, last] = passes.both_s[first, last] - forward_s
                 found[2, first, last] = passes.after_s[first, last]
                 found[3, first, last] = passes.crossing_bytes[last]
+                for p in range(passes.exchanged.shape[0]):
+                    found[4 + p, first, last] = passes.exchanged[p, first, last]

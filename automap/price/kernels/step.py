@@ -25,6 +25,7 @@ from automap.price.kernels.passes import gather_s, passes
 from automap.price.kernels.pipeline import run_schedule
 from automap.price.kernels.records import ALL_REDUCE
 from automap.price.kernels.step_records import PIPELINE, STAGE_ARRAYS, STEP_WORKSPACE
+from automap.price.kernels.tied_parameters import exchange_s
 from automap.schedule import BACKWARD, FORWARD, INPUT, WEIGHT
 
 SPREAD_OVERLAP = 0.8
@@ -84,35 +85,11 @@ def _untie(pipeline, workspace):
                 total.scattered[a] = max(0.0, total.scattered[a] - excess.scattered[a])
 
 
-@borrowing(float64(float64, float64, PIPELINE, STAGE_ARRAYS, STEP_WORKSPACE), inner=True)
-def _tied_s(size, data, pipeline, stages, workspace):
-    """Seconds of an all-reduce among the ranks that hold one parameter: a ring, 2 (n - 1) / n of its bytes.
-
-    Only the links between consecutive ranks of the pipeline are known, and the one from the last rank to the first. The
-    all-reduce runs at the rate of the slowest link of the best walk along the pipeline that visits all ranks which hold
-    the parameter. Where consecutive ranks fill one host after another, that is the link between hosts.
-
-    Args:
-        size: ranks that hold the parameter, marked in `workspace.holds`.
-        data: bytes of its gradient.
-    """
-    best, holds = math.inf, workspace.holds
-    for begin in range(pipeline.num_ranks):
-        if holds[begin]:
-            slow, wait, seen, rank = math.inf, 0.0, 1.0, begin
-            while seen < size:
-                at = pipeline.boundaries[rank]
-                slow, wait = min(slow, stages.send_bytes_per_s[at]), max(wait, stages.send_latency_s[at])
-                rank = (rank + 1) % pipeline.num_ranks
-                seen += float64(holds[rank])
-            best = min(best, (size - 1.0) * wait + 2.0 * (size - 1.0) / size * data / slow)
-    return best
-
-
 @borrowing(void(PIPELINE, STAGE_ARRAYS, SETTINGS, STEP_WORKSPACE, RANK_COST[::1]), inner=True)
 def _add_tied(pipeline, stages, settings, workspace, result):
     """Adds the all-reduces of the gradients of parameters that several ranks hold. They are exposed."""
     tied, holds = pipeline.tied, workspace.holds
+    links = (stages.send_latency_s, stages.send_bytes_per_s)
     for first in range(tied.shape[0]):
         if tied[first].first != first:
             continue
@@ -128,7 +105,8 @@ def _add_tied(pipeline, stages, settings, workspace, result):
                 elements = max(elements, tie.exchanged)
             following += 1
         if elements > 0.0 and size > 1.0:
-            seconds = _tied_s(size, elements * settings.sent_gradient_bytes, pipeline, stages, workspace)
+            data = elements * settings.sent_gradient_bytes
+            seconds = exchange_s(size, data, holds[: pipeline.num_ranks], pipeline.boundaries, links)
             for rank in range(pipeline.num_ranks):
                 if holds[rank]:
                     result[rank].sync_s += seconds

@@ -8,7 +8,9 @@ and that of one shared parameter.
 
 from __future__ import annotations
 
-from numba import boolean, float64, int64, void
+import math
+
+from numba import boolean, float64, int64, types, void
 
 from automap.jit import borrowing
 from automap.price.kernels.collectives import UNKNOWN
@@ -153,3 +155,34 @@ def _again(uses, before, alone, together):
     """Elements that are moved for a micro-batch beyond those which the price of separate units includes, see
     `write_tie`."""
     return max(0.0, (uses + 1.0) * together - uses * before - alone)
+
+
+@borrowing(
+    float64(float64, float64, boolean[::1], int64[::1], types.UniTuple(float64[::1], 2)),
+    inner=True,
+)
+def exchange_s(size, data, holds, boundaries, links):
+    """Seconds of an all-reduce among the ranks that hold one parameter: a ring, 2 (n - 1) / n of its bytes.
+
+    Only the links between consecutive ranks of the pipeline are known, and the one from the last rank to the first. The
+    all-reduce runs at the rate of the slowest link of the best walk along the pipeline that visits all ranks which hold
+    the parameter. Where consecutive ranks fill one host after another, that is the link between hosts.
+
+    Args:
+        size: number of ranks that hold the parameter.
+        data: bytes of its gradient.
+        holds: [ranks] whether a rank holds it.
+        boundaries: [ranks] row in `links` of the boundary after each rank.
+        links: [boundaries] seconds of an empty message to the next rank, and bandwidth to it.
+    """
+    best = math.inf
+    for begin in range(holds.shape[0]):
+        if holds[begin]:
+            slow, wait, seen, rank = math.inf, 0.0, 1.0, begin
+            while seen < size:
+                at = boundaries[rank]
+                slow, wait = min(slow, links[1][at]), max(wait, links[0][at])
+                rank = (rank + 1) % holds.shape[0]
+                seen += float64(holds[rank])
+            best = min(best, (size - 1.0) * wait + 2.0 * (size - 1.0) / size * data / slow)
+    return best
