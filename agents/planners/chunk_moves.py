@@ -215,14 +215,17 @@ def _together(ends: Ints, changed: Ints, units: int) -> Ints:
         changed: [changes, chunks - 1] these ends with each change alone.
         units: number of units of the model.
     """
-    touched, found, total = set[int](), [], ends
-    for one in changed:
-        chunks = set(np.flatnonzero(np.diff(one - ends, prepend=0, append=0)).tolist())
-        if not chunks & touched:
+    changes = changed - ends
+    alters = np.diff(changes, axis=1, prepend=0, append=0) != 0
+    touched, found, total = np.zeros(len(ends) + 1, dtype=np.bool_), list[Ints](), ends
+    for change, chunks in zip(changes, alters, strict=True):
+        if len(found) == TOGETHER:
+            break
+        if not (touched & chunks).any():
             touched |= chunks
-            total = total + one - ends
+            total = total + change
             found.append(total)
-    together = np.array(found[:TOGETHER])
+    together = np.array(found)
     legal: Ints = np.vstack([changed[:1], together[none_is_empty(together, units)]])
     return legal
 
@@ -314,15 +317,15 @@ class _Steps:
         known: dict[tuple[int, float], int] = {}
         costs: list[Rows] = []
         rows = []
-        numbers = np.arange(len(RECOMPUTE_MODES) * num_units).reshape(len(RECOMPUTE_MODES), num_units)
+        # [modes, units] rows of the costs of distinct units.
+        numbers = np.arange(len(RECOMPUTE_MODES))[:, None] + len(RECOMPUTE_MODES) * in_order.distinct
         for rank, stage in enumerate(lowered.stages):
             key = (lowered.layout.numbers[rank], float(lowered.rank_samples[rank]))
             if key not in known:
                 known[key] = len(costs)
-                costs.append(in_order.costs(stage).ravel())
-            rows.append(known[key] * numbers.size + numbers)
+                costs.append(in_order.distinct_costs(stage))
+            rows.append(known[key] * len(costs[0]) + numbers)
         parts = np.zeros(num_units, dtype=PART_DTYPE)
-        parts["times"] = 1
         # Approximation: with other cuts, the same ranks hold a tied parameter.
         pipeline = pipeline_of(lowered, parts, evaluator.tied.rows(lowered))
         about = UnitsOfRanks(np.concatenate(costs), np.array(rows), self._levels, self._space.levels.steps)

@@ -119,6 +119,9 @@ class UnitsInOrder:
     """All units of a model, in order and with their signatures, as if they were in one chunk.
 
     Which units are equal does not depend on the stage. So the distinct units are found once and priced on many stages.
+
+    Attributes:
+        distinct: [units] number of the distinct unit that each unit equals.
     """
 
     def __init__(self, evaluator: Evaluator, segments: Sequence[Segment]) -> None:
@@ -149,7 +152,7 @@ class UnitsInOrder:
             if signatures not in crossing:
                 crossing[signatures] = evaluator.crossing_placement(segment)
             incoming, before = crossing[signatures], unit_type
-        self._at, self._calls = np.array(at), evaluator.packed(calls)
+        self.distinct, self._calls = np.array(at), evaluator.packed(calls)
 
     @staticmethod
     def of(evaluator: Evaluator, chosen: Ints) -> UnitsInOrder:
@@ -166,6 +169,13 @@ class UnitsInOrder:
 
     def costs(self, stage: Stage) -> Rows:
         """[modes, units] unit costs on a stage, rows of `UnitCostRow`."""
+        found = self.distinct_costs(stage).reshape(-1, len(RECOMPUTE_MODES)).T
+        costs: Rows = np.take(found, self.distinct, axis=1)
+        return costs
+
+    def distinct_costs(self, stage: Stage) -> Rows:
+        """[distinct units * modes] their costs on a stage, rows of `UnitCostRow`; those of a unit under all modes are
+        consecutive."""
         nothing = np.zeros(0)
         stages = StageArrays(
             axes=stage.axes[None],
@@ -175,6 +185,4 @@ class UnitsInOrder:
             send_latency_s=nothing,
             send_bytes_per_s=nothing,
         )
-        found = self._evaluator.costs_of(self._calls, stages, stage.zero_axes, np.array([stage.samples]))
-        costs: Rows = np.take(found.reshape(-1, len(RECOMPUTE_MODES)).T, self._at, axis=1)
-        return costs
+        return self._evaluator.costs_of(self._calls, stages, stage.zero_axes, np.array([stage.samples]))

@@ -13,7 +13,7 @@ from automap.jit import borrowing
 from automap.price.kernels.array_types import Ints2, Ints3, Rows, tuple_type
 from automap.price.kernels.cost_records import RANK_COST, SETTINGS, UNIT_COST
 from automap.price.kernels.step import rank_overflow, step
-from automap.price.kernels.step_records import PIPELINE, STAGE_ARRAYS, STEP_WORKSPACE
+from automap.price.kernels.step_records import PIPELINE, STAGE_ARRAYS, STEP_WORKSPACE, Pipeline
 
 
 class UnitsOfRanks(NamedTuple):
@@ -23,7 +23,7 @@ class UnitsOfRanks(NamedTuple):
     """[rows] unit costs."""
     rows: Ints3
     """[ranks, modes, units] the row in `costs` of each unit on each rank under each recompute mode; full recomputation
-    is the last mode."""
+    is the last mode. Equal units have the same row."""
     levels: Ints2
     """[ranks, 3] the level of recomputation of each rank: the mode of the last units of a chunk, that of its first
     units, and how many steps these are. A step is the share 1 / `steps` of the units of a chunk."""
@@ -48,8 +48,8 @@ def steps_with_cuts(units, pipeline, stages, settings, workspace, result, ends, 
 
     Args:
         units: what units cost on each rank.
-        pipeline: the pipeline, with one part for each unit; the chunk, the cost and the recomputation of each part are
-            written.
+        pipeline: the pipeline, with memory for one part for each unit; consecutive units with the same row become one
+            part; written.
         stages: arrays of the stages.
         settings: the settings of the price under the plan's ZeRO stage.
         workspace: memory for the simulation; written.
@@ -60,19 +60,32 @@ def steps_with_cuts(units, pipeline, stages, settings, workspace, result, ends, 
     num_ranks, num_chunks = pipeline.num_ranks, pipeline.num_chunks
     full, num_units = units.rows.shape[1] - 1, units.rows.shape[2]
     for cut in range(ends.shape[0]):
-        begin = 0
+        begin, count = 0, 0
         for chunk in range(num_chunks):
             rank, end = chunk % num_ranks, ends[cut, chunk] if chunk < num_chunks - 1 else num_units
             light, heavy, steps = units.levels[rank]
             turn = begin + (2 * steps * (end - begin) + units.steps) // (2 * units.steps)
             for unit in range(begin, end):
                 mode = heavy if unit < turn else light
-                part = pipeline.parts[unit]
-                part.chunk = chunk
-                part.row = units.rows[rank, mode, unit]
-                part.is_recomputed = 1 if mode == full else 0
+                row = units.rows[rank, mode, unit]
+                if unit == begin or row != pipeline.parts[count - 1].row:
+                    part = pipeline.parts[count]
+                    part.chunk, part.row, part.times = chunk, row, 0
+                    part.is_recomputed = 1 if mode == full else 0
+                    count += 1
+                pipeline.parts[count - 1].times += 1
             begin = end
-        step(units.costs, pipeline, stages, settings, True, workspace, result)
+        some = Pipeline(
+            pipeline.order,
+            num_ranks,
+            num_chunks,
+            pipeline.zero_axes,
+            pipeline.parts[:count],
+            pipeline.tied,
+            pipeline.stages,
+            pipeline.boundaries,
+        )
+        step(units.costs, some, stages, settings, True, workspace, result)
         for rank in range(num_ranks):
             out[cut, rank, 0] = result[rank].end_s
             out[cut, rank, 1] = rank_overflow(result[rank])
