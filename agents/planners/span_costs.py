@@ -127,8 +127,8 @@ class SpanCosts:
     def beside_s(self, num_micro_batches: int, before: float, behind: float) -> Floats:
         """Span -> seconds that a micro-batch takes besides its passes.
 
-        These are its share of `reduce_s`, and the transfers to and from both neighbouring stages. A transfer sends
-        activations and gradients at the same time, and counts as far as no computation hides it.
+        These are its share of `reduce_s` and of `exchange_s`, and the transfers to and from both neighbouring stages. A
+        transfer sends activations and gradients at the same time, and counts as far as no computation hides it.
 
         Args:
             num_micro_batches: micro-batches of a step.
@@ -140,8 +140,22 @@ class SpanCosts:
             received, sent = (self._exchange_s(rate) for rate in (before, behind))
             # The last stage sends nothing onward.
             sent[-1] = 0.0
-            self._beside[key] = self.reduce_s / num_micro_batches + (received[:, None] + sent)
+            once_s = self.reduce_s + self.exchange_s(max(before, behind))
+            self._beside[key] = once_s / num_micro_batches + (received[:, None] + sent)
         return self._beside[key]
+
+    def exchange_s(self, seconds_a_byte: float) -> Floats:
+        """Span -> seconds in which the stage and one other add up the gradients of the tied parameters that both hold.
+
+        Which stages hold a parameter is not known before the model is divided. With more than two of them the exchange
+        takes up to twice as long.
+
+        Args:
+            seconds_a_byte: seconds to send a byte to the other stage.
+        """
+        gradients = self.tied.exchanged * self.tied.is_shared
+        found: Floats = gradients.sum(axis=0) * float(self._settings.sent_gradient_bytes) * seconds_a_byte
+        return found
 
     def _exchange_s(self, seconds_a_byte: float) -> Floats:
         """[units + 1] seconds of the transfer between two stages if the second one begins with this unit; 0 where no

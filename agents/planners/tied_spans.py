@@ -7,12 +7,13 @@ for [units + 1, units + 1], and entry [i, j] is about the units i to j - 1. Unit
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
 
 from agents.planners.kernels.tied_spans import Readers, tied_spans
-from automap.arrays import Floats, Ints
+from automap.arrays import Floats, Ints, Mask
 from automap.price.evaluator import Evaluator
 from automap.price.kernels.cost_records import MAX_AXES
 from automap.price.kernels.stage_records import Stage
@@ -31,6 +32,8 @@ class TiedSpans(NamedTuple):
     exchanged: Floats
     """[tied parameters, units + 1, units + 1] elements of the gradient of each tied parameter on a rank with the span;
     0 where no unit of the span reads it, or where it is not trained."""
+    is_shared: Mask
+    """[tied parameters, units + 1, units + 1] whether some unit outside of the span reads the parameter."""
 
 
 class TiedUnits:
@@ -57,6 +60,13 @@ class TiedUnits:
             trained=np.array([not tensors[name].frozen for name in readers], dtype=np.bool_),
         )
 
+    @functools.cached_property
+    def _is_shared(self) -> Mask:
+        places, first = np.arange(len(self._evaluator.blocks.units) + 1), self._readers.first
+        ends = self._readers.units[first[:-1]], self._readers.units[first[1:] - 1]
+        begins_behind, ends_before = (places > ends[0][:, None])[:, :, None], (places <= ends[1][:, None])[:, None]
+        return np.asarray(begins_behind | ends_before)
+
     @property
     def num_parameters(self) -> int:
         """Number of tied parameters."""
@@ -81,4 +91,4 @@ class TiedUnits:
             excess,
             exchanged,
         )
-        return TiedSpans(excess[:4], excess[4::2], excess[5::2], exchanged)
+        return TiedSpans(excess[:4], excess[4::2], excess[5::2], exchanged, self._is_shared)

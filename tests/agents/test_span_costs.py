@@ -5,9 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agents.planners.device_partition import Partition, StageOf
 from agents.planners.kernels.span_costs import ModePair, ModesOfSpans, fastest_modes, keep_faster, recompute_fewest
 from agents.planners.span_costs import spans
-from agents.planners.staged_plan import data_parallel
+from agents.planners.stage_strategies import megatron_strategies
+from agents.planners.stage_table import StageTable
+from agents.planners.staged_plan import data_parallel, lower_staged
 from agents.planners.unit_profile import UnitsInOrder, needs, states
 from automap.cluster import parse_cluster
 from automap.price.kernels.memory import state_bytes, working_bytes
@@ -153,3 +156,24 @@ def test_memory_of_many_units_is_that_of_each(zero):
                 float(unit["workspace_bytes"]), (unit["parameters"], trained, unit["zero_parameters"]), settings
             )
             assert need == working + unit["result_bytes"] + (unit["live_bytes"] if mode == "full" else 0.0)
+
+
+def test_two_stages_exchange_a_tied_embedding_as_long_as_in_the_price():
+    """On stages of one device, which reduce nothing else. A stage with both readers exchanges nothing."""
+    graph = zoo.build("gpt:layers=4,hidden=256,heads=4,seq_len=128,vocab_size=4096")
+    space = PlanSpace(Problem.build(graph, parse_cluster("2x1xV100-16GB@25Gbit"), {"global_batch": 16}))
+    ((_, first, last),) = space.evaluator.tied.parameters
+    table = StageTable(space, (0, 1), 4, [one for one in megatron_strategies(space) if one.tp == 1])
+    costs, units = table.spans(0, 1, table.strategies[0]), space.num_units
+    for end in range(1, units):
+        partition = Partition(0.0, (StageOf(0, end, 0, 1), StageOf(end, units, 1, 1)))
+        lowered = lower_staged(space, table.staged(partition))
+        found = space.evaluator.evaluate(lowered).ranks["sync_s"]
+        latency_s, bytes_per_s = (
+            float(of[0]) for of in (lowered.layout.send_latency_s, lowered.layout.send_bytes_per_s)
+        )
+        for span, sync_s in zip(((0, end), (end, units)), found.tolist(), strict=True):
+            spent_s = float(costs.exchange_s(1.0 / bytes_per_s)[span])
+            assert (spent_s > 0.0) == (first < end <= last) == (sync_s > 0.0)
+            assert spent_s + latency_s * (spent_s > 0.0) == pytest.approx(sync_s, rel=1e-12)
+    assert costs.exchange_s(1.0)[0, units] == 0.0
