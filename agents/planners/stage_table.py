@@ -140,7 +140,7 @@ class StageTable:
 
     def seconds(self, behind: int, place: int, size: int) -> Floats:
         """[units + 1, units + 1] seconds of each span for a micro-batch, see `StageSeconds`: both passes, transfers
-        where the table `holds`, and its share of the reduction of gradients.
+        where the table `holds`, and its share of the reduction of gradients and of the exchange of tied parameters.
 
         Args:
             behind: number of stages from this one to the last.
