@@ -9,6 +9,7 @@ from small_graphs import build_shared
 
 from automap.cluster import parse_cluster
 from automap.price.evaluator import Evaluator
+from automap.price.kernels.tied_parameters import exchange_s
 from automap.problem import Problem
 from automap.space.stated_strategy import Strategy, hand_made
 from ir import zoo
@@ -172,3 +173,22 @@ def test_a_weight_that_layers_read_through_one_view_costs_what_it_costs_without(
     for name in ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "activation_bytes", "buffer_bytes", "sync_s"):
         assert turned.ranks[name] == pytest.approx(plain.ranks[name], rel=1e-12)
     assert (turned.ranks["parameter_bytes"] > 0.0).all()
+
+
+def test_an_exchange_runs_along_the_best_of_all_walks():
+    """A walk begins at any rank that holds the parameter and goes on until it has met all of them. Some links are
+    equal, and ranks use them in any order."""
+    rng = np.random.default_rng(0)
+    for ranks in [*range(2, 9)] * 60:
+        holds = np.zeros(ranks, dtype=np.bool_)
+        holds[rng.choice(ranks, rng.integers(2, ranks + 1), replace=False)] = True
+        latency_s, bytes_per_s = rng.choice([0.0, 0.1, 0.5, 2.0], ranks), rng.choice([1.0, 3.0, 7.0, np.inf], ranks)
+        boundaries, size, data = rng.permutation(ranks), int(holds.sum()), rng.choice([0.5, 4.0])
+        spent = []
+        for begin in np.flatnonzero(holds):
+            steps = next(n for n in range(ranks) if holds[(begin + np.arange(n + 1)) % ranks].sum() == size)
+            used = boundaries[(begin + np.arange(steps)) % ranks]
+            rate = 2.0 * (size - 1) / size * data / bytes_per_s[used].min()
+            spent.append((size - 1) * latency_s[used].max() + rate)
+        found = exchange_s.py_func(float(size), data, holds, boundaries, (latency_s, bytes_per_s))
+        assert found == pytest.approx(min(spent), rel=1e-12)

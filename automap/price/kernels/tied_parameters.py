@@ -175,14 +175,27 @@ def exchange_s(size, data, holds, boundaries, links):
         boundaries: [ranks] row in `links` of the boundary after each rank.
         links: [boundaries] seconds of an empty message to the next rank, and bandwidth to it.
     """
-    best = math.inf
-    for begin in range(holds.shape[0]):
-        if holds[begin]:
-            slow, wait, seen, rank = math.inf, 0.0, 1.0, begin
-            while seen < size:
-                at = boundaries[rank]
-                slow, wait = min(slow, links[1][at]), max(wait, links[0][at])
-                rank = (rank + 1) % holds.shape[0]
-                seen += float64(holds[rank])
-            best = min(best, (size - 1.0) * wait + 2.0 * (size - 1.0) / size * data / slow)
-    return best
+    # A walk along the ring of ranks that visits all of them leaves out the way between two consecutive ones. It is best
+    # to leave out the way with the slowest link, or that with the longest latency.
+    ranks, first = holds.shape[0], 0
+    while not holds[first]:
+        first += 1
+    slow, next_slow, wait, next_wait = math.inf, math.inf, 0.0, 0.0
+    slow_way, wait_way, way, way_slow, way_wait = -1, -1, 0, math.inf, 0.0
+    for step in range(ranks):
+        at = boundaries[(first + step) % ranks]
+        way_slow, way_wait = min(way_slow, links[1][at]), max(way_wait, links[0][at])
+        if holds[(first + step + 1) % ranks]:
+            if way_slow < slow:
+                slow, next_slow, slow_way = way_slow, slow, way
+            else:
+                next_slow = min(next_slow, way_slow)
+            if way_wait > wait:
+                wait, next_wait, wait_way = way_wait, wait, way
+            else:
+                next_wait = max(next_wait, way_wait)
+            way, way_slow, way_wait = way + 1, math.inf, 0.0
+    is_same, others = slow_way == wait_way, size - 1.0
+    without_slow = others * (next_wait if is_same else wait) + 2.0 * others / size * data / next_slow
+    without_wait = others * next_wait + 2.0 * others / size * data / (next_slow if is_same else slow)
+    return min(without_slow, without_wait)
