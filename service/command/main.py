@@ -23,7 +23,7 @@ from automap.phases import listening
 from service.command import comparing_verbs, gnn_verbs, key_verbs, other_verbs, plan_verbs, server_verbs
 from service.command.collection import uncollected
 from service.command.output import print_json, say
-from service.command.usage import is_help, usage_error
+from service.command.usage import is_help, of_option, usage_error
 from service.problems import RemoteError, problem, problem_of
 from service.slow_phases import SlowPhases
 
@@ -122,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as fault:
         return _lost(fault)
     except UserError as fault:
-        _complain(str(fault), problem_of(fault), as_json="--json" in words)
+        _complain(str(of_option(fault, words)), problem_of(fault), as_json="--json" in words)
         return 3 if isinstance(fault, NothingFits) else 2
     except RemoteError as fault:
         _complain(str(fault), dict(fault.document), as_json="--json" in words)

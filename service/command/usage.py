@@ -1,9 +1,13 @@
-"""What the parser of the command line refuses, as an error like every other: it names the field, the value and the
-repair. The parser's own words say neither the value nor how to write it."""
+"""Errors in the words of the command line: they name the option, the value and the repair.
+
+The parser's own words say neither the value nor how to write it. All other errors name fields of a request, which
+users of the command line have not written.
+"""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +19,31 @@ from service.problems import wanted
 ALIKE = 0.75
 """How alike two options are, by difflib's ratio, so that one is proposed for the other (assumed): --tpp and --tp have
 0.89; --target and --parameters have 0.6, which is enough for the parser."""
+
+
+OTHER_NAMES = {"searchers": "searcher", "dims": "dim", "batch_dims": "batch-dim", "sync_modes": "sync"}
+"""Field of a request -> its option, where the two have different names."""
+KEYED = ("--dim", "--batch-dim", "--over")
+"""Options with one value for each of several names, which a field has behind a dot."""
+FILES = ("--hints", "--plan")
+"""Options that name a file, whose own fields an error names behind a dot."""
+
+
+def of_option(fault: UserError, words: Sequence[str]) -> UserError:
+    """An error whose field is the option that states it, if the command line has this option; else the same error.
+
+    Args:
+        fault: the error. What its field names in a file, such as `hints.fix.tp`, keeps its name.
+        words: the command line, without the name of the program.
+    """
+    stated = "baseline" if fault.field == "hints.baseline" else fault.field.removeprefix("training.")
+    first, *rest = re.sub(r"\[\d+\]", "", stated).split(".")
+    option = f"--{OTHER_NAMES.get(first, first).replace('_', '-')}"
+    given = {{"-o": "--output"}.get(word, word.partition("=")[0]) for word in words}
+    found = next((name for name in (option, f"{option}s") if name in given), None)
+    if found is None or (found in FILES and rest):
+        return fault
+    return fault.at(" ".join([found, *rest]) if found in KEYED else found)
 
 
 def is_help(fault: typer.TyperException) -> bool:

@@ -264,10 +264,40 @@ def test_wrong_input_exits_with_2_and_names_its_field(
     assert "Traceback" not in shown.err
 
 
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        (["--searcher", "oracle"], "--searcher"),
+        (["--searcher", "mcmc", "--searcher", "mcmc"], "--searcher"),
+        (["--precision=int3"], "--precision"),
+        (["--sync", "sometimes"], "--sync"),
+        (["--sync", "dasgd", "--sync-period", "0"], "--sync-period"),
+        (["--memory-confidence", "3"], "--memory-confidence"),
+        (["--trials", "99"], "--trials"),
+        (["--dim", "x=0"], "--dim x"),
+        (["--batch-dim", "a=b"], "--batch-dim"),
+        (["--hints", "nowhere.json"], "--hints"),
+        (["--hints", "HINTS"], "hints.fix.tp"),
+        (["-o", "/nowhere/plan.json"], "--output"),
+        (["--target", "megatron-core"], "--target"),
+        (["--baseline", "HINTS"], "--baseline"),
+    ],
+)
+@pytest.mark.usefixtures("searching")
+def test_an_error_names_the_option_that_it_is_about(
+    model: str, words: list[str], field: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hints = tmp_path / "hints.json"
+    hints.write_text('{"fix": {"tp": 0}}')
+    words = [str(hints) if word == "HINTS" else word for word in words]
+    assert main(["search", model, "--cluster", "8xV100-16GB", "--global-batch", "64", *words]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"automap: {field}: ")
+
+
 @pytest.mark.usefixtures("searching")
 def test_a_budget_that_is_refused_is_not_explained_before(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["search", model, "--cluster", "8xV100-16GB", "--global-batch", "64", "--budget", "0"]) == 2
-    assert capsys.readouterr().err.startswith("automap: budget: not a budget (got 0).")
+    assert capsys.readouterr().err.startswith("automap: --budget: not a budget (got 0).")
 
 
 @pytest.mark.parametrize(("place", "why"), [("nowhere/plan.json", "no such folder"), (".", "is a folder")])
