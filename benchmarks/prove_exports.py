@@ -21,6 +21,7 @@ import importlib.metadata
 import importlib.util
 import json
 import logging
+import re
 import shlex
 import sys
 import tempfile
@@ -54,9 +55,13 @@ CASES = (
     ("gpt:layers=8,hidden=128,heads=8,seq_len=64,vocab_size=512", "2x8xA100", 32, {"cp": 4}),
     ("moe:layers=8,hidden=128,heads=8,kv_heads=8,ffn=256,experts=8,seq_len=64,vocab_size=512", "2x8xH100", 64, {}),
     ("vit:layers=6,hidden=96,heads=6,image_size=32,patch_size=8,num_classes=12", "8xA100", 48, {}),
+    ("t5:layers=4,hidden=64,heads=8,head_size=8,ffn=256,seq_len=64,vocab_size=512", "2x4xA100", 32, {}),
+    ("bert:layers=6,hidden=64,heads=4,seq_len=64,vocab_size=512", "6xH100", 36, {}),
 )
 """Models, clusters, global batches and hints.fix of the plans."""
 
+LAYER = re.compile(r"(encoder\.|decoder\.)?(h|layers?|block|blocks)\.\d+\b")
+"""Path of a layer in the names of operators."""
 SAME = 1e-9
 """Largest relative difference of prices, which plans state with ten digits."""
 Numbers = Mapping[str, Any]
@@ -75,7 +80,10 @@ def from_megatron(folder: Path, devices: int) -> Numbers:
             flags[word] = "" if words[number + 1][:2] in ("--", ")") else words[number + 1]
     tp, pp = (int(flags[f"--{name}-model-parallel-size"]) for name in ("tensor", "pipeline"))
     cp = int(flags["--context-parallel-size"])
-    num_layers, layout = int(flags["--num-layers"]), flags.get("--pipeline-model-parallel-layout")
+    layout, two = flags.get("--pipeline-model-parallel-layout"), ("--encoder-num-layers", "--decoder-num-layers")
+    # An encoder and a decoder have one configuration, whose number of layers is that of the encoder.
+    num_layers = int(flags["--num-layers"]) if "--num-layers" in flags else int(flags[two[0]])
+    every = num_layers + (0 if "--num-layers" in flags else int(flags[two[1]]))
     each = int(flags.get("--num-layers-per-virtual-pipeline-stage", 0))
     virtual = num_layers // pp // each if each else None
     experts = int(flags.get("--num-experts", 0))
@@ -100,7 +108,7 @@ def from_megatron(folder: Path, devices: int) -> Numbers:
         bf16="--bf16" in flags,
         add_bias_linear="--disable-bias-linear" not in flags,
     )
-    stages = [num_layers // pp // (virtual or 1)] * pp * (virtual or 1)
+    stages = [every // pp // (virtual or 1)] * pp * (virtual or 1)
     if layout:
         read = PipelineParallelLayerLayout.from_str(layout, pp)
         rows = [read.layout[c % pp][c // pp] for c in range(pp * read.virtual_pipeline_model_parallel_size)]
@@ -181,7 +189,7 @@ def from_deepspeed(folder: Path, devices: int) -> Numbers:
     stages = {}
     if pp > 1:
         layers = config.pipeline["layers"]
-        stages = {"stages": [sum(path in layers for path in paths) for paths in config.pipeline["modules"]]}
+        stages = {"stages": stages_of(layers, config.pipeline["modules"])}
     else:
         arguments = training_arguments(folder)
         assert arguments.per_device_train_batch_size == config.train_micro_batch_size_per_gpu
@@ -254,8 +262,18 @@ def from_pytorch(folder: Path, devices: int) -> Numbers:
         "micro_batch": found["micro_batch"],
         "steps": found["num_micro_batches"],
         "zero": found["zero"],
-        **({"stages": [len({*paths} & {*found["layers"]}) for paths in stages]} if pp > 1 else {}),
+        **({"stages": stages_of(found["layers"], stages)} if pp > 1 else {}),
     }
+
+
+def stages_of(layers: list[str], stages: list[list[str]]) -> list[int]:
+    """[stages] number of the layers of which a module is in no stage before."""
+    found, seen = [], set[str]()
+    for paths in stages:
+        kept = {layer for layer in layers for path in paths if f"{path}.".startswith(f"{layer}.")} - seen
+        seen |= kept
+        found.append(len(kept))
+    return found
 
 
 def from_onnx(folder: Path, devices: int) -> Numbers:
@@ -316,12 +334,13 @@ def wanted(plan: Plan, degrees: Degrees, layers: list[int], multiple: int) -> Nu
 
 
 def layers_of(plan: Plan, problem: Problem) -> list[int]:
-    """[stages] number of layers, by the names of their operators."""
+    """[stages] number of layers, by the names of their operators: of those that begin in each stage."""
     names = [op.name for op in problem.graph.operators]
-    found = []
+    found, seen = [], set[str]()
     for stage in plan.stages:
         inside = names[names.index(stage.operators[0]) : names.index(stage.operators[1]) + 1]
-        kept = {name.split(".")[1].split("/")[0] for name in inside if name.startswith(("h.", "layers.", "blocks."))}
+        kept = {layer.group() for name in inside if (layer := LAYER.match(name))} - seen
+        seen |= kept
         found.append(len(kept))
     return found
 
@@ -349,7 +368,8 @@ def priced_again(path: Path, problem: Problem, known: dict[str, Evaluator]) -> f
     known.setdefault(key, Evaluator(Problem.build(problem.graph, problem.cluster, found.training)))
     if found.document is not None:
         return known[key].evaluate(lower_plan(planned(found.document, known[key].problem), known[key])).step_time_s
-    return known[key].evaluate(hand_made(known[key], Strategy(**found.degrees, may_idle=True))).step_time_s
+    strategy = Strategy(**found.degrees, may_idle=True, target=found.target)
+    return known[key].evaluate(hand_made(known[key], strategy)).step_time_s
 
 
 def prove(target: str, count: int) -> tuple[int, int, list[str]]:

@@ -155,7 +155,7 @@ def _configured(evaluator: Evaluator, name: str, stated: Stated) -> Baseline:
         lowered = lower_plan(plan, evaluator)
         return Baseline(name=name, plan=annotate(plan, lowered, evaluator), lowered=lowered, notes=())
     check_model(stated, name, evaluator)
-    strategy = Strategy(**stated.degrees, may_idle=True)
+    strategy = Strategy(**stated.degrees, may_idle=True, target=stated.target)
     lowered = hand_made(evaluator, strategy)
     notes = (*undivided(evaluator, lowered), *recomputes_nothing(strategy, lowered, evaluator.problem.trainer.name))
     notes = (*notes, *stated.notes)

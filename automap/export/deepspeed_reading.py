@@ -15,6 +15,8 @@ from automap.export.stated import (
     check_choice,
     check_names,
     check_shards,
+    layers_of_stages,
+    recomputes,
     refuse,
     section,
     sgd_kind,
@@ -171,10 +173,8 @@ def _deepspeed_stages(given: Mapping[str, Any]) -> dict[str, Any]:
     if given.get("stages") != len(modules):
         what = f"is not the number of lists of modules, {len(modules)}"
         raise refuse("pipeline.stages", given.get("stages"), what, "Export it again.")
-    if again and {*map(str, again)} != {*map(str, layers)}:
-        raise refuse("pipeline.recompute", again, "names only some of the layers", "Recompute all of them, or none.")
-    counts = tuple(sum(path in layers for path in paths) for paths in modules)
-    return {"pp": len(modules), "layers": counts, "recompute": "full" if again else "none"}
+    again = recomputes("pipeline.recompute", again, layers)
+    return {"pp": len(modules), "layers": layers_of_stages(layers, modules), "recompute": again}
 
 
 def _check_settings(document: Mapping[str, Any], zero: Mapping[str, Any]) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from automap.errors import PlanError
 from automap.export.configuration import Run, signatures
+from ir.blocks import Unit
 from ir.cuts import LOSSES
 from ir.factors import BROADCAST, PARTIAL, Placement, Signature
 from ir.graph import Graph, Operator
@@ -22,6 +23,9 @@ from ir.groups import fused_groups
 
 Style = Literal["ColwiseParallel", "RowwiseParallel"]
 """Classes of torch.distributed.tensor.parallel."""
+
+PRODUCTS = ("MatMul", "Gemm", "Conv", "ConvTranspose", "DeformConv")
+"""Kinds of operators that have nearly all FLOPs of a layer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,13 +95,18 @@ def layer_paths(run: Run) -> tuple[str, ...]:
 def recomputed_paths(run: Run) -> tuple[str, ...]:
     """The modules that are recomputed in the backward pass.
 
-    If a unit has code of several modules, for instance because one of its layers is called elsewhere too, these are the
-    largest modules that are recomputed wherever they are called.
+    A unit that has all products of one layer and no others stands for this layer: in encoders such as BERT, units
+    begin with the last norm of the layer before. If a unit has code of several modules otherwise, for instance because
+    one of its layers is called elsewhere too, or if a stage ends inside of its layer, these are the largest modules
+    that are recomputed wherever they are called.
 
     Raises:
         PlanError: what is computed again is not a module.
     """
     graph, units = run.problem.graph, run.evaluator.blocks.units
+    layers, stages = layer_paths(run), _stages_of_modules(run)
+    lists = {other for path in layers for other in _around(path) if other != path}
+    cut = {path for path, inside in stages.items() if len(inside) > 1}
     segments = [segment for chunk in run.lowered.chunks for segment in chunk if segment.recomputed.any()]
     again = {index for s in segments for index in range(units[s.unit].start, units[s.unit].stop)}
     live = [(index, op) for index, op in enumerate(graph.operators) if op.is_live]
@@ -105,14 +114,36 @@ def recomputed_paths(run: Run) -> tuple[str, ...]:
     once = {path for index, op in live if index not in again for path in _around(op.scope)}
     found: dict[str, None] = {}
     for unit in (units[segment.unit] for segment in segments):
-        whole = _common(graph, unit.start, unit.stop)
+        whole = _layer_of(graph, unit, layers) or _common(graph, unit.start, unit.stop)
+        whole = "" if whole in lists | cut else whole
         for op in graph.operators[unit.start : unit.stop] if not whole else ():
-            path = next((path for path in _around(op.scope) if path in called - once), "")
+            path = next((path for path in _around(op.scope) if path in called - once - cut), "")
             if not path and graph.keeps_activations(op):
                 raise _refuse(run, "stages[0].recompute", op.name, "no module holds these operators")
             found |= {path: None} if path else {}
         found |= {whole: None} if whole else {}
-    return tuple(found)
+    return tuple(path for path in found if not any(path.startswith(f"{other}.") for other in found))
+
+
+def _layer_of(graph: Graph, unit: Unit, layers: Collection[str]) -> str:
+    """The layer that has the same products as a unit; empty if none has."""
+    mine = {op.scope for op in graph.operators[unit.start : unit.stop] if op.kind in PRODUCTS}
+    paths = {next((path for path in _around(scope) if path in layers), "") for scope in mine}
+    layer = paths.pop() if len(paths) == 1 else ""
+    others = (*graph.operators[: unit.start], *graph.operators[unit.stop :])
+    return "" if any(op.kind in PRODUCTS and layer in _around(op.scope) for op in others) else layer
+
+
+def _stages_of_modules(run: Run) -> Mapping[str, set[int]]:
+    """Path of a module -> the stages that have its operators."""
+    units, operators = run.evaluator.blocks.units, run.problem.graph.operators
+    found: dict[str, set[int]] = {}
+    for number, chunk in enumerate(run.lowered.chunks):
+        for unit in (units[segment.unit] for segment in chunk):
+            for op in operators[unit.start : unit.stop]:
+                for path in _around(op.scope) if op.is_live else ():
+                    found.setdefault(path, set()).add(number)
+    return found
 
 
 def _around(scope: str) -> Iterator[str]:
@@ -121,7 +152,7 @@ def _around(scope: str) -> Iterator[str]:
 
 
 def stage_paths(run: Run) -> tuple[tuple[str, ...], ...]:
-    """[stages] the modules of each, none inside another of its stage.
+    """[stages] the modules of each, none inside another of its stage; a layer is one module unless a stage ends in it.
 
     Modules around layers are in no stage: their own code runs where the tensors are that it reads.
 
@@ -129,16 +160,17 @@ def stage_paths(run: Run) -> tuple[tuple[str, ...], ...]:
         PlanError: operators are in no module, or a module is in two stages.
     """
     graph, units = run.problem.graph, run.evaluator.blocks.units
-    layers = dict.fromkeys(layer_paths(run))
+    layers, stages = layer_paths(run), _stages_of_modules(run)
     around = {other for path in layers for other in _around(path) if other != path}
+    alone = {path for path in layers if len(stages[path]) == 1}
     found, home = [], dict[str, int]()
     for number, chunk in enumerate(run.lowered.chunks):
         paths: dict[str, None] = {}
         for segment in chunk:
             unit = units[segment.unit]
-            whole = _common(graph, unit.start, unit.stop)
-            inside = [op.scope for op in graph.operators[unit.start : unit.stop] if op.scope and op.scope not in around]
-            paths |= dict.fromkeys([whole] if whole in layers else inside)
+            scopes = [op.scope for op in graph.operators[unit.start : unit.stop] if op.scope and op.scope not in around]
+            whole = [next((path for path in _around(scope) if path in alone), scope) for scope in scopes]
+            paths |= dict.fromkeys(whole)
         kept = [path for path in paths if not any(path.startswith(f"{other}.") for other in paths)]
         for path in kept:
             if home.setdefault(path, number) != number:

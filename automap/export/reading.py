@@ -24,7 +24,9 @@ from automap.export.stated import (
     Beside,
     Stated,
     check_shards,
+    layers_of_stages,
     nothing_beside,
+    recomputes,
     refuse,
     section,
 )
@@ -124,15 +126,12 @@ def _pytorch(document: Mapping[str, Any]) -> Stated:
     if is_outer and sizes["tensor"] > 1 and sizes["replicate"] * sizes["shard"] > 1:
         raise refuse("mesh.dim_names", mesh["dim_names"], "'tensor' is in front of 'shard'", "Put it last.")
     check_shards("mesh.shape", sizes["replicate"], sizes["shard"])
-    again = set(document["recompute"])
-    if again and again != set(layers):
-        raise refuse("recompute", sorted(again), "names only some of the layers", "Recompute all of them, or none.")
+    again = recomputes("recompute", document["recompute"], layers)
     degrees = {"tp": sizes["tensor"], "pp": sizes["pipe"], "zero": document["zero"], "sequence_parallel": False}
     degrees["dp"] = sizes["replicate"] * sizes["shard"]
-    degrees |= {"micro_batch": document["micro_batch"], "recompute": "full" if again else "none"}
+    degrees |= {"micro_batch": document["micro_batch"], "recompute": again}
     if sizes["pipe"] > 1:
-        counts = tuple(sum(path in layers for path in paths) for paths in stages)
-        degrees |= {"virtual": len(stages) // sizes["pipe"], "layers": counts}
+        degrees |= {"virtual": len(stages) // sizes["pipe"], "layers": layers_of_stages(layers, stages)}
         if document["schedule"] != "interleaved":
             degrees["schedule"] = document["schedule"]
     training = {"global_batch": document["global_batch"], "precision": document["precision"]}

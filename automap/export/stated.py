@@ -102,6 +102,37 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
         raise refuse(name, value, "is not a value of this key", f"Use {', '.join(map(str, choices))}.")
 
 
+def recomputes(name: str, again: Sequence[object], layers: Sequence[object]) -> str:
+    """The recompute mode, `full` or `none`, of the modules that an exported file recomputes.
+
+    A layer in which a stage ends is recomputed module by module.
+
+    Args:
+        name: the key, for error messages.
+        again: paths of the modules.
+        layers: paths of the layers.
+    """
+    paths = tuple(map(str, again))
+    left = [str(layer) for layer in layers if not any(f"{path}.".startswith(f"{layer}.") for path in paths)]
+    if paths and (left or not layers):
+        raise refuse(name, list(again), "names only some of the layers", "Recompute all of them, or none.")
+    return "full" if paths else "none"
+
+
+def layers_of_stages(layers: Sequence[object], stages: Sequence[Sequence[object]]) -> tuple[int, ...]:
+    """[stages] number of layers; a layer belongs to the first stage that has a part of it.
+
+    Args:
+        layers: paths of the layers.
+        stages: paths of the modules of each stage.
+    """
+    firsts = [
+        next((n for n, paths in enumerate(stages) if any(f"{path}.".startswith(f"{layer}.") for path in paths)), -1)
+        for layer in layers
+    ]
+    return tuple(firsts.count(number) for number in range(len(stages)))
+
+
 def whole(name: str, value: object) -> int:
     """A number of at least 1, from a text or a number."""
     try:

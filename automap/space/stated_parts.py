@@ -103,13 +103,7 @@ def mesh(
 
 def signatures(evaluator: Evaluator, shape: Shape, axes: Sequence[Axis], *, sequence_parallel: bool) -> Ints:
     """[operator rows, axes] signatures in Megatron's pattern, with experts spread or sliced as the axes say."""
-    problem = evaluator.problem
-    # The pattern depends on the degrees alone, so one stage of the plan suffices.
-    node = replace(problem.cluster.nodes[0], num_devices=shape.dp * shape.tp, count=1)
-    training = replace(problem.training, target=ANY)
-    small = replace(problem, cluster=replace(problem.cluster, nodes=(node,), bandwidth_GBps=None), training=training)
-    fix = Fix(dp=shape.dp, tp=shape.tp, pp=1, cp=1, ep=1, num_micro_batches=shape.num_micro_batches)
-    space = PlanSpace(replace(small, hints=Hints(fix=fix)), evaluator)
+    space = stage_space(evaluator, shape)
     prefix = space.even_values(space.shapes[0], recompute="none", zero=0)
     values = megatron_signatures(space, space.shapes[0], prefix, sequence_parallel=sequence_parallel)
     dense = space.signatures(values)
@@ -126,6 +120,19 @@ def signatures(evaluator: Evaluator, shape: Shape, axes: Sequence[Axis], *, sequ
             column = dense[:, 1]
         columns.append(column)
     return np.ascontiguousarray(np.column_stack(columns))
+
+
+def stage_space(evaluator: Evaluator, shape: Shape) -> PlanSpace:
+    """The plans of one stage with the dp and tp of a shape, on devices of the first node's kind.
+
+    Megatron's pattern depends on the degrees alone, so that one stage of a plan suffices to find it.
+    """
+    problem = evaluator.problem
+    node = replace(problem.cluster.nodes[0], num_devices=shape.dp * shape.tp, count=1)
+    training = replace(problem.training, target=ANY)
+    small = replace(problem, cluster=replace(problem.cluster, nodes=(node,), bandwidth_GBps=None), training=training)
+    fix = Fix(dp=shape.dp, tp=shape.tp, pp=1, cp=1, ep=1, num_micro_batches=shape.num_micro_batches)
+    return PlanSpace(replace(small, hints=Hints(fix=fix)), evaluator)
 
 
 def _mixtures(space: PlanSpace) -> Mask:
@@ -312,8 +319,8 @@ def _layers(evaluator: Evaluator) -> list[int]:
     """Numbers of the units that count as layers, each repeated by its number of layers.
 
     In a measured profile, they are the units with its layers. Otherwise they are the layers of `ir.layers`, such as
-    those of an encoder and of a decoder; or, if these are fewer than half of the units with weights, as in VGG, all
-    units with weights.
+    those of an encoder and of a decoder; or, if these are fewer than half of the units with weights and have no
+    attention, as in VGG, all units with weights.
     """
     graph, units = evaluator.problem.graph, evaluator.blocks.units
     measured = [i for i, u in enumerate(units) if any(op.kind == LAYER for op in graph.operators[u.start : u.stop])]
@@ -322,7 +329,9 @@ def _layers(evaluator: Evaluator) -> list[int]:
     layers = layer_units(graph, evaluator.blocks)
     weighty = [i for i, u in enumerate(units) if any(map(graph.is_weight, _read(graph.operators[u.start : u.stop])))]
     every = [number for number, times in layers.items() for _ in range(times)]
-    return every if 2 * len(layers) >= len(weighty) else weighty
+    attention = {group.members[0] for group in fused_groups(graph) if group.kind == "attention"}
+    attends = any(not attention.isdisjoint(range(units[n].start, units[n].stop)) for n in layers)
+    return every if attends or 2 * len(layers) >= len(weighty) else weighty
 
 
 def _read(operators: Sequence[Operator]) -> set[str]:

@@ -26,6 +26,8 @@ from automap.price.stage_layout import PipelineLayout
 from automap.problem import paired_micro_batches
 from automap.space.shape import Shape, divisors
 from automap.space.stated_parts import Axis, Unpriced, chunks, mesh, recompute_masks, signatures
+from automap.space.target_patterns import split_for
+from automap.targets import find_target
 from ir.graph import Graph, Operator
 from ir.groups import fused_groups
 from ir.operators.experts import DISPATCH
@@ -71,6 +73,8 @@ class Strategy:
     """Used devices in the order of the ranks; None = all of the cluster, in the order of their numbers."""
     shares: tuple[tuple[int, ...] | None, ...] = ()
     """Samples of a micro-batch on each replica of each stage; None or empty: as even as possible."""
+    target: str | None = None
+    """Name of the target whose trainer splits the weights, see `automap.targets`; None = the target of the problem."""
 
 
 def hand_made(evaluator: Evaluator, strategy: Strategy) -> LoweredPlan:
@@ -94,7 +98,11 @@ def hand_made(evaluator: Evaluator, strategy: Strategy) -> LoweredPlan:
         raise _refuse("virtual", strategy.virtual, what, repair)
     shape = Shape(pp=strategy.pp, tp=strategy.tp, dp=dp, num_micro_batches=count, samples=rows)
     _check_shares(strategy, axes[0].size, rows)
-    chosen = signatures(evaluator, shape, axes, sequence_parallel=strategy.sequence_parallel)
+    target = problem.target if strategy.target is None else find_target(strategy.target)
+    if target is None:
+        chosen = signatures(evaluator, shape, axes, sequence_parallel=strategy.sequence_parallel)
+    else:
+        chosen = split_for(target, evaluator, shape, axes, sequence_parallel=strategy.sequence_parallel)
     if strategy.tp > 1:
         _check_heads(evaluator, chosen, strategy.tp)
     if strategy.ep > 1:

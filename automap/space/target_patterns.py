@@ -13,10 +13,12 @@ from typing import NamedTuple
 import numpy as np
 
 from automap.arrays import Ints, Mask
+from automap.price.evaluator import Evaluator
 from automap.space.module_fitting import for_modules
 from automap.space.module_limits import finer_than_modules
+from automap.space.shape import Shape
 from automap.space.space import PlanSpace
-from automap.space.stated_parts import Unpriced, mesh, signatures
+from automap.space.stated_parts import Axis, Unpriced, mesh, signatures, stage_space
 from automap.targets import Target
 from ir.adapters import adapters
 from ir.factors import BROADCAST
@@ -85,15 +87,9 @@ def patterns(space: PlanSpace, target: Target, along: bool) -> Iterator[Pattern]
         except Unpriced:
             continue
         own = replace(shape, dp=shape.dp * ep, middle=1)
-        found = signatures(space.evaluator, own, axes, sequence_parallel=along and tp > 1)
-        if along and tp > 1 and target.grain != "operators":
-            # Code around the layers reads sizes, such as the length of masks, from what embeddings return.
-            whole = signatures(space.evaluator, own, axes, sequence_parallel=False)
-            found = np.where(_layer_rows(space)[:, None], found, whole)
+        found = split_for(target, space.evaluator, own, axes, sequence_parallel=along)
         names = [axis.name for axis in axes]
         columns = np.column_stack([found[:, names.index(axis if axis in names else "dp")] for axis in space.axes])
-        if tp > 1:
-            columns[:, -1] = for_modules(space, columns[:, -1], target.grain)
         live = tuple(a for a, size in enumerate(space.meshes.mesh(shape)) if size > 1)
         fault = "" if tp == 1 else _unsplit(space, target, columns[:, -1], along)
         if not fault and any(not _is_split(space, columns[:, a], known.get(a, columns[:, a])) for a in live):
@@ -106,6 +102,31 @@ def patterns(space: PlanSpace, target: Target, along: bool) -> Iterator[Pattern]
         rows = slice(None) if target.grain == "linear" else weighty
         if target.grain == "layers" or all((first == columns[:, axis])[rows].all() for axis, first in firsts.items()):
             yield Pattern((tp, middle), columns, live)
+
+
+def split_for(
+    target: Target, evaluator: Evaluator, shape: Shape, axes: Sequence[Axis], *, sequence_parallel: bool
+) -> Ints:
+    """[operator rows, axes] signatures in Megatron's pattern, as a target's trainer runs it on the meshes of a shape.
+
+    Args:
+        target: the target.
+        evaluator: of the model.
+        shape: has the degrees of one stage.
+        axes: mesh axes of that stage, tensor parallelism last.
+        sequence_parallel: whether tp splits the sequence between products.
+    """
+    tp = shape.tp
+    found = signatures(evaluator, shape, axes, sequence_parallel=sequence_parallel and tp > 1)
+    if tp == 1:
+        return found
+    space = stage_space(evaluator, shape)
+    if sequence_parallel and target.grain != "operators":
+        # Code around the layers reads sizes, such as the length of masks, from what embeddings return.
+        whole = signatures(evaluator, shape, axes, sequence_parallel=False)
+        found = np.where(_layer_rows(space)[:, None], found, whole)
+    found[:, -1] = for_modules(space, found[:, -1], target.grain)
+    return found
 
 
 def _unsplit(space: PlanSpace, target: Target, column: Ints, along: bool) -> str:

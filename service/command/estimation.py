@@ -105,7 +105,7 @@ def price_configuration(data: bytes, request: JobRequest, stated: Mapping[str, A
     if found.document is not None:
         return priced_anew(planned(found.document, evaluator.problem), evaluator)
     check_model(found, path.name, evaluator)
-    plan = hand_made_plan(evaluator, {**found.degrees, **stated, "may_idle": True})
+    plan = hand_made_plan(evaluator, {**found.degrees, **stated, "may_idle": True, "target": found.target})
     return replace(plan, warnings=(*plan.warnings, *(f"{path.name}: {note}" for note in found.notes)))
 
 

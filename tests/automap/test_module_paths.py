@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
+import transformers
 from torch import Tensor, nn
 
 from automap.cluster import parse_cluster
 from automap.export.configuration import read_run
-from automap.export.module_paths import recomputed_paths, split_modules
+from automap.export.module_paths import layer_paths, recomputed_paths, split_modules, stage_paths
+from automap.export.plan_stages import cut
+from automap.export.stated import layers_of_stages, recomputes
 from automap.price.estimate import annotate
 from automap.problem import Problem
 from automap.runtime.torch_export import export_onnx
@@ -73,6 +78,13 @@ class Model(nn.Module):
         return self.head(x)
 
 
+def bert() -> nn.Module:
+    """An encoder with norms behind the residual sums."""
+    sizes = {"hidden_size": HIDDEN, "num_attention_heads": HEADS, "intermediate_size": 4 * HIDDEN}
+    config = transformers.BertConfig(**sizes, num_hidden_layers=4, vocab_size=WORDS, max_position_embeddings=LENGTH)
+    return transformers.BertForMaskedLM(config)
+
+
 class Filled(nn.Module):
     """Writes what it computes into a tensor of zeros, one for each sample."""
 
@@ -86,7 +98,7 @@ class Filled(nn.Module):
         return self.head(made)
 
 
-def problem_of(module: type[nn.Module], inputs: Tensor) -> Problem:
+def problem_of(module: Callable[[], nn.Module], inputs: Tensor) -> Problem:
     graph = load_model(export_onnx(lambda: (module(), inputs)))
     return Problem.build(graph, parse_cluster("2xcpu"), {"global_batch": 8, "target": "pytorch", "precision": "fp32"})
 
@@ -153,3 +165,31 @@ def test_a_unit_of_several_layers_is_computed_again_by_those_that_are_as_a_whole
     assert {frozenset(paths) for paths in found} == {
         frozenset(), frozenset({"again", "layers.0", "layers.1", "layers.2"}),
     }  # fmt: skip
+
+
+def test_layers_with_norms_behind_them_are_computed_again_as_modules_that_the_stages_call() -> None:
+    """Their units begin with the norm of the layer before."""
+    problem = problem_of(bert, torch.zeros(2, LENGTH, dtype=torch.int64))
+    space, found = plan_space(problem), set[tuple[bool, bool]]()
+    products = {op.scope for op in problem.graph if op.kind == "MatMul" and ".layer." in op.scope}
+    for values in space.random_batch(np.random.default_rng(0), 40).tolist():
+        plan = annotate(space.decode(values), space.lowered(values), space.evaluator)
+        run = read_run(plan, problem, find_target("pytorch"))
+        again, stages, layers = recomputed_paths(run), stage_paths(run), layer_paths(run)
+        found.add((len(stages) > 1, bool(again)))
+        if again:
+            assert all(any(f"{scope}.".startswith(f"{path}.") for path in again) for scope in products)
+            assert recomputes("recompute", again, layers) == "full"
+        if len(stages) == 1:
+            assert again in ((), layers)
+            continue
+        inputs = [{"name": "input_ids", "shape": [2, LENGTH], "dtype": "int64"}]
+        parts, _ = cut(bert(), stages, inputs, torch.device("cpu"), lambda out, _: out.logits)
+        called = [{str(node.target) for node in part.graph.nodes if node.op == "call_module"} for part in parts]
+        runs = set[str]().union(*called)
+        assert all(any(f"{path}.".startswith(f"{other}.") for other in runs) for path in again)
+        # A layer counts where the products of its attention are.
+        queries = [f"{layer}.attention.self.query." for layer in layers]
+        counts = [sum(any(query.startswith(f"{path}.") for path in mine) for query in queries) for mine in called]
+        assert layers_of_stages(layers, stages) == tuple(counts) and sum(counts) == 4
+    assert found == {(False, False), (False, True), (True, False), (True, True)}

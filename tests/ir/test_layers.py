@@ -99,7 +99,7 @@ def test_layers_that_take_turns_are_counted_one_by_one(tmp_path):
         text = (tmp_path / "megatron.sh").read_text()
         assert "--num-layers 8" in text
         found = read_configuration(tmp_path / "megatron.sh")
-        lowered = hand_made(space.evaluator, Strategy(**found.degrees, may_idle=True))
+        lowered = hand_made(space.evaluator, Strategy(**found.degrees, may_idle=True, target=found.target))
         assert space.evaluator.evaluate(lowered).step_time_s == pytest.approx(plan.estimate.step_time_s, rel=1e-9)
         check_model(found, "megatron.sh", space.evaluator)
     with pytest.raises(PlanError, match="repeats as one"):
