@@ -219,6 +219,7 @@ def _to_onnx(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], o
     import torch
 
     from automap.runtime.constant_values import ConstantValues
+    from automap.runtime.layer_exports import layers_for_export
     from automap.runtime.real_numbers import with_real_numbers
     from automap.runtime.scan_exports import scans_as_operators
 
@@ -226,7 +227,10 @@ def _to_onnx(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], o
     # A forward that makes tensors without saying where makes them on the CPU; the others wait on the meta device.
     on_meta = all(parameter.is_meta for parameter in module.parameters())
     try:
-        with ConstantValues(), scans_as_operators(module), _masks_as_given(), _scores_first(module), _unchecked():
+        with (
+            ConstantValues(), scans_as_operators(module), layers_for_export(module), _masks_as_given(),
+            _scores_first(module), _unchecked(),
+        ):  # fmt: skip
             try:
                 exported = torch.export.export(module, args, kwargs)
             except Exception as fault:

@@ -101,6 +101,8 @@ def example_inputs(module: nn.Module, seq_len: int | None = None) -> dict[str, T
         found[main] = torch.zeros(1, _tokens(module, seq_len), dtype=torch.int64)
     elif (shape := _image(config) if main in IMAGES else _sound(config, main) or _series(config, main)) is not None:
         found[main] = torch.zeros(1, *shape)
+    elif main == "past_values" and hasattr(config, "lags_sequence"):
+        found |= _forecast(config)
     if found and "task_inputs" in others:  # OneFormer reads the name of its task
         found["task_inputs"] = torch.zeros(1, config.task_seq_len, dtype=torch.int64)
     if found and _has_two_encoders(module):
@@ -179,6 +181,8 @@ def _sound(config: Any, main: str) -> tuple[int, ...] | None:
         return config.num_mel_bins, 2 * config.max_source_positions  # Whisper's first convolutions halve the frames
     if main == "input_values" and hasattr(config, "max_length") and hasattr(config, "num_mel_bins"):
         return config.max_length, config.num_mel_bins
+    if main == "input_values" and hasattr(config, "audio_channels"):  # EnCodec keeps the channels apart
+        return config.audio_channels, SOUND_SAMPLES
     return (SOUND_SAMPLES,) if main == "input_values" else None
 
 
@@ -187,6 +191,23 @@ def _series(config: Any, main: str) -> tuple[int, int] | None:
     if main == "past_values" and hasattr(config, "num_input_channels"):
         return config.context_length, config.num_input_channels
     return None
+
+
+def _forecast(config: Any) -> dict[str, Tensor]:
+    """Inputs of a model that forecasts a series of numbers from values a few times back, as Informer, by name."""
+    import torch
+
+    past, future = config.context_length + max(config.lags_sequence), config.prediction_length
+    channels = () if config.input_size == 1 else (config.input_size,)
+    found = {"past_values": (past, *channels), "past_observed_mask": (past, *channels)}
+    found |= {"past_time_features": (past, config.num_time_features), "future_values": (future, *channels)}
+    found |= {"future_time_features": (future, config.num_time_features)}
+    if config.num_static_real_features:
+        found["static_real_features"] = (config.num_static_real_features,)
+    made = {name: torch.zeros(1, *shape) for name, shape in found.items()}
+    if config.num_static_categorical_features:
+        made["static_categorical_features"] = torch.zeros(1, config.num_static_categorical_features, dtype=torch.int64)
+    return made
 
 
 def _demands_images(module: nn.Module, inputs: Mapping[str, Tensor]) -> bool:
