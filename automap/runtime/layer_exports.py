@@ -60,7 +60,8 @@ def longcat(layer: Any, hidden_states: Tensor) -> Tensor:
     made = torch.bmm(experts.down_proj[ids], (experts.act_fn(gate) * up).unsqueeze(-1)).squeeze(-1)
     kept = tokens * scores[:, count:].sum(-1, keepdim=True)
     mixed = (made * weights.reshape(-1, 1)).view(len(tokens), k, -1).sum(dim=1) + kept
-    return (mixed * router.routed_scaling_factor).view(hidden_states.shape)
+    found: Tensor = (mixed * router.routed_scaling_factor).view(hidden_states.shape)
+    return found
 
 
 def informer(
@@ -133,7 +134,7 @@ def layers_for_export(module: nn.Module) -> Iterator[None]:
     parts = [part for part in module.modules() if type(part).__module__.startswith("transformers.")]
     found = [part for part in parts if type(part).__name__ in _LAYERS and "forward" not in vars(part)]
     for part in found:
-        part.forward = _LAYERS[type(part).__name__].__get__(part)  # type: ignore[attr-defined]
+        part.forward = _LAYERS[type(part).__name__].__get__(part)
     try:
         yield
     finally:
