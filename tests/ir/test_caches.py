@@ -121,6 +121,18 @@ def test_a_file_with_caches_is_the_network_without(layer, options):
     assert f"present.0.k and {2 * LAYERS - 1} more" in warning and not plain.warnings
 
 
+@pytest.mark.parametrize("kind", ["GroupQueryAttention", "MultiHeadAttention", "Attention"])
+def test_keys_and_values_that_nothing_reads_are_no_cache(kind):
+    plain = written(fused, cached=False, kind=kind)
+    model = onnx.load_model_from_string(plain)
+    for each in model.graph.node:
+        if each.op_type == kind:
+            each.output.extend([f"keys of {each.output[0]}", f"values of {each.output[0]}"])
+    graph, wanted = (load_model(data, dims={"s": LENGTH}) for data in (model.SerializeToString(), plain))
+    assert [(op.kind, op.inputs, op.outputs) for op in graph] == [(op.kind, op.inputs, op.outputs) for op in wanted]
+    assert not graph.warnings
+
+
 def merged():
     """The bytes of a decoder as optimum merges it: an If of a branch with the cache and one without."""
     first, later = (

@@ -292,7 +292,8 @@ def test_layers_are_found_behind_fused_norms():
 
 
 def test_a_cache_of_keys_is_not_for_training():
-    nodes = [node("Attention", ["x", "wide"], ["y", "cache"], domain="com.microsoft", num_heads=4)]
+    nodes = [node("Attention", ["x", "wide"], ["made", "cache"], domain="com.microsoft", num_heads=4)]
+    nodes += [node("ReduceSum", ["cache"], ["sum"], keepdims=0), node("Add", ["made", "sum"], ["y"])]
     with pytest.raises(ModelError, match="as it is trained"):
         load(*nodes)
 

@@ -77,6 +77,7 @@ def without_caches(
     Returns:
         the nodes, the outputs and a warning that names the caches; a file without caches is returned unchanged.
     """
+    nodes = _without_unread(nodes, outputs)
     read = _read_directly(nodes, inputs, outputs)
     readers: dict[str, list[Node]] = defaultdict(list)
     for node in read:
@@ -117,6 +118,16 @@ def without_caches(
         "trained, on whole sequences without earlier tokens"
     )
     return whole, [name for name in outputs if name not in dropped], (warning,)
+
+
+def _without_unread(nodes: Sequence[Node], outputs: Sequence[str]) -> list[Node]:
+    """The nodes, of which attentions return no keys and values that nothing reads: ONNX Runtime's always name them."""
+    used = {*outputs, *(name for node in nodes for name in node.inputs)}
+    found = []
+    for node in nodes:
+        unread = {n for i in FUSED.get(node.kind, ((), ()))[1] for n in node.outputs[i : i + 1] if n not in used}
+        found.append(replace(node, outputs=["" if n in unread else n for n in node.outputs]) if unread else node)
+    return found
 
 
 def _read_directly(nodes: Sequence[Node], inputs: Mapping[str, Declared], outputs: Sequence[str]) -> list[Node]:
