@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, printer
 
 from ir.errors import ModelError, ModelTooExpensive
 from ir.onnx.load import load_model
@@ -237,6 +237,8 @@ def test_sandbox_limits(limit, light):
         (b"GGUF\x03\x00\x00\x00" + bytes(16), "GGUF"),
         (b"\x1c\x00\x00\x00TFL3" + bytes(16), "tf2onnx"),
         (b"\x89HDF\r\n\x1a\n", "HDF5"),
+        (b"\x28\x00\x00\x00ORTM" + bytes(16), "ONNX Runtime's own format"),
+        (printer.to_text(helper.make_model(helper.make_graph([], "g", [], []))).encode(), "ONNX as text"),
         (b"\n<!DOCTYPE html><html>", "HTML"),
         (b'{"irVersion": "10"}', "JSON"),
     ],

@@ -31,6 +31,7 @@ OTHER_FILES = (
     (rb".{8}\{\"", "weights in the format safetensors", _EXPORT),
     (rb"GGUF", "weights in the format GGUF", _EXPORT),
     (rb".{4}TFL3", "a model of TensorFlow Lite", "Convert the model with tf2onnx."),
+    (rb".{4}ORTM", "ONNX Runtime's own format", "Send the ONNX file that it was converted from."),
     (rb"\x89HDF", "HDF5, as Keras writes it", "Convert the model with tf2onnx."),
     (rb"\x1f\x8b", "a file that gzip has packed", "Unpack it with gunzip."),
     (
@@ -38,6 +39,7 @@ OTHER_FILES = (
         "a form",
         "Send the bytes of the file alone: curl --data-binary @FILE, not -F.",
     ),
+    (rb"\s*<\s*ir_version\b", "ONNX as text", "Write it as ONNX: onnx.save(onnx.parser.parse_model(text), PATH)."),
     (rb"\s*<", "a page of HTML or XML", "Download the file itself."),
     (rb"\s*\{", "JSON", "Send the ONNX file in its binary form."),
 )
