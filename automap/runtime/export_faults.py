@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from automap.errors import ModelError
+from automap.runtime.transformers_models import is_transformers
 
 if TYPE_CHECKING:
     from torch import nn
@@ -59,9 +60,17 @@ def while_exporting(module: nn.Module, exported: Any, fault: Exception) -> Model
         repair = _without_branch(type(module.get_submodule(path)))
     else:
         what = f"cannot be exported: {_first_line(chain[-1])}"
-        repair = "Make its forward run under torch.export.export with the example inputs."
+        repair = "Make its forward run under torch.export.export with the example inputs"
+        repair += _or_other_inputs(module)
     named = f"{path} ({inside}{where})" if path else f"{inside}{where}"
     return ModelError(f"{named} {what}", field="module", value=path or inside, repair=repair)
+
+
+def _or_other_inputs(module: nn.Module) -> str:
+    """The end of a repair: of a model of transformers, whose example inputs were made for it, another way."""
+    if not is_transformers(module):
+        return "."
+    return ", or return it with other ones from a function: automap export-onnx FILE.py:FUNCTION."
 
 
 def _without_branch(kind: type[nn.Module]) -> str:

@@ -36,6 +36,8 @@ SOUND_SAMPLES = 16_000 * 15
 pretraining (assumed)."""
 IMAGES = ("pixel_values", "pixel_values_videos")
 """Names of inputs that are images or videos."""
+COLOURS = 3
+"""Channels of an image where the configuration names none."""
 CHANNELS = ("num_channels", "in_chans")
 """Names under which configurations say how many channels an image has."""
 _HEADS = (
@@ -110,6 +112,8 @@ def example_inputs(module: nn.Module, seq_len: int | None = None) -> dict[str, T
         found.setdefault("pixel_values", torch.zeros(1, *(_image(config) or ())))
     if "input_ids" in found and "pixel_values" not in found and _demands_images(module, found):
         found["pixel_values"] = torch.zeros(1, *(_image(config) or ()))
+    if "pixel_values" in found and "input_ids" not in found and _demands_tokens(module, found):
+        found["input_ids"] = torch.zeros(1, _tokens(module, seq_len), dtype=torch.int64)
     if not found:
         repair = "Write a function that returns the model and its inputs, for `automap export-onnx FILE.py:FUNCTION`."
         raise ModelError("its inputs are not known", field="model", value=type(module).__name__, repair=repair)
@@ -157,15 +161,17 @@ def with_mask(module: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tens
 
 def _image(config: Any) -> tuple[int, ...] | None:
     """`(channels, height, width)` of an image, or `(frames, ...)` of a video; None where no part of the configuration
-    says how many channels."""
+    says how many channels or how large images are."""
     parts = [getattr(config, name, None) for name in ("vision_config", "backbone_config", "encoder")]
     own = next((part for part in (config, *parts) if isinstance(_said(part, *CHANNELS), int)), None)
+    if own is None:  # BLIP and TextNet do not say that images have colours
+        own = next((part for part in (config, *parts) if _said(part, "image_size") is not None), None)
     if own is None:
         return None
     height, width = _pair(_said(own, "image_size", "crop_size") or IMAGE_SIZE)
     # Models of videos take frames before channels.
     frames = _said(own, "num_frames", "frames_per_clip")
-    return (*([frames] if isinstance(frames, int) else []), _said(own, *CHANNELS), height, width)
+    return (*([frames] if isinstance(frames, int) else []), _said(own, *CHANNELS) or COLOURS, height, width)
 
 
 def _said(config: Any, *names: str) -> Any:
@@ -226,6 +232,20 @@ def _demands_images(module: nn.Module, inputs: Mapping[str, Tensor]) -> bool:
     return False
 
 
+def _demands_tokens(module: nn.Module, inputs: Mapping[str, Tensor]) -> bool:
+    """Whether a model that reads images does not run without a text, as BLIP's that write captions."""
+    import torch
+
+    if "input_ids" not in inspect.signature(module.forward).parameters:
+        return False
+    try:
+        with torch.no_grad():
+            module(**inputs)
+    except Exception:
+        return True
+    return False
+
+
 def _has_two_encoders(module: nn.Module) -> bool:
     """Whether a model compares texts with images, as CLIP, which is trained on pairs of them."""
     from transformers.models.auto import modeling_auto
@@ -251,7 +271,7 @@ def _tokens(module: nn.Module, seq_len: int | None) -> int:
     most = next((n for n in said if isinstance(n, int) and n > 0), None)
     # RoBERTa and its kin count positions from behind the padding token's number.
     if most is not None and any(hasattr(part, "create_position_ids_from_input_ids") for part in module.modules()):
-        most -= config.pad_token_id + 1
+        most -= next(n for part in parts if isinstance(n := getattr(part, "pad_token_id", None), int)) + 1
     if seq_len is None:
         return T5_TOKENS if most is None else min(most, MOST_TOKENS)
     if seq_len < 1 or (most is not None and seq_len > most):
@@ -381,6 +401,7 @@ def _class(config: Any, transformers: Any, *, has_code: bool) -> Any:
         if inspect.isclass(found) and name not in ((bodies,) if isinstance(bodies, str) else bodies or ()):
             return found
     name = next((table[config.model_type] for table in tables if config.model_type in table), None)
+    name = name[0] if isinstance(name, tuple) else name  # of LeViT, without its teacher
     if name is None:
         raise ModelError(
             "no class of transformers trains it", field="architectures", value=config.architectures,
