@@ -116,6 +116,12 @@ class Run:
         """Whether gradients are kept wider than activations."""
         return self.problem.state_bytes[1] >= 4.0 and self.problem.activation_bytes < 4.0
 
+    @property
+    def other_optimizer(self) -> str:
+        """The optimizer of the plan in parentheses, for notes; empty for Adam, which most scripts take."""
+        kind = self.problem.training.optimizer
+        return "" if kind == "adam" else f" (the plan is for {kind})"
+
 
 def read_run(plan: Plan, problem: Problem, target: Target) -> Run:
     """The numbers of a plan.

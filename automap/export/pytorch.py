@@ -64,6 +64,7 @@ def _document(run: Run) -> dict[str, Any]:
         "micro_batch": degrees.micro_batch,
         "num_micro_batches": degrees.accumulation_steps,
         "precision": run.problem.precision,
+        "optimizer": run.problem.training.optimizer,
         "zero": degrees.zero,
         "layers": list(module_paths.layer_paths(run)),
         "recompute": list(module_paths.recomputed_paths(run)),
@@ -127,5 +128,6 @@ def _notes(run: Run) -> Iterator[Note]:
     if degrees.pipeline > 1:
         what = "the forward above the layers asks for no values of tensors, and gets inputs of the shapes of the plan"
         yield Note(about="stages", kept="left to you", text=what)
-    what = "the model, the data, the optimizer, and a loss that is a mean over samples of equal weight"
+    optimizer = f"the optimizer{run.other_optimizer}"
+    what = f"the model, the data, {optimizer}, and a loss that is a mean over samples of equal weight"
     yield Note(about="model", kept="left to you", text=what)

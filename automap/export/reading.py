@@ -134,7 +134,7 @@ def _pytorch(document: Mapping[str, Any]) -> Stated:
         degrees |= {"virtual": len(stages) // sizes["pipe"], "layers": layers_of_stages(layers, stages)}
         if document["schedule"] != "interleaved":
             degrees["schedule"] = document["schedule"]
-    training = {"global_batch": document["global_batch"], "precision": document["precision"]}
+    training = {name: document[name] for name in ("global_batch", "precision", "optimizer") if name in document}
     return Stated(target="pytorch", training=training, degrees=degrees)
 
 

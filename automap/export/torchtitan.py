@@ -130,5 +130,5 @@ def _notes(run: Run) -> Iterator[Note]:
     yield Note(
         about="model",
         kept="left to you",
-        text="the recipe, or [model]: the model, the data, the optimizer and checkpoints",
+        text=f"the recipe, or [model]: the model, the data, the optimizer{run.other_optimizer} and checkpoints",
     )

@@ -84,7 +84,7 @@ def test_an_export_read_back_has_the_same_price(model: str, target: str, tmp_pat
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "momentum", "sgd"])
-@pytest.mark.parametrize("target", ["megatron-core", "accelerate", "deepspeed"])
+@pytest.mark.parametrize("target", ["megatron-core", "accelerate", "deepspeed", "pytorch"])
 def test_the_optimizer_is_read_back(target: str, optimizer: str, tmp_path: Path) -> None:
     training = {"global_batch": 24, "target": target, "optimizer": optimizer}
     problem = Problem.build(zoo.build(GPT), parse_cluster("8xA100"), training, {"fix": {"pp": 1}})
@@ -95,6 +95,17 @@ def test_the_optimizer_is_read_back(target: str, optimizer: str, tmp_path: Path)
     save(export(plan, problem, target), tmp_path)
     for name in FILES[target]:
         assert read_configuration(tmp_path / name).training["optimizer"] == optimizer
+
+
+@pytest.mark.parametrize("target", ["pytorch", "torchtitan"])
+def test_a_script_whose_optimizer_is_left_open_is_told_of_the_planned_one(target: str) -> None:
+    for optimizer, said in (("sgd", "optimizer (the plan is for sgd)"), ("adam", "the optimizer")):
+        training = {"global_batch": 24, "target": target, "optimizer": optimizer}
+        problem = Problem.build(zoo.build(GPT), parse_cluster("8xA100"), training, {"fix": {"pp": 1}})
+        space = plan_space(problem)
+        plan = annotate(space.decode(v := space.random(np.random.default_rng(0))), space.lowered(v), space.evaluator)
+        (note,) = (note.text for note in export(plan, problem, target).notes if note.about == "model")
+        assert said in note and ("plan is" in note) == (optimizer == "sgd")
 
 
 def test_optimizers_that_others_write(tmp_path: Path) -> None:
