@@ -155,7 +155,8 @@ def test_plans_train_them_with_the_loss_of_one_process(exported: Callable[[str],
     ):  # fmt: skip
         model = exported(kind)
         hints = model.with_name("hints.json")
-        hints.write_text(json.dumps({"fix": {degrees: 2}}))
+        # A layer of BERT ends with a norm, which the graph has at the beginning of the next one.
+        hints.write_text(json.dumps({"fix": {degrees: 2, **({"recompute": "full"} if kind == "bert" else {})}}))
         words = ["search", str(model), "--cluster", "2xcpu", "--precision", "fp32", "--global-batch", "4"]
         words += ["--target", target, "--hints", str(hints), "--searcher", "expert", "--budget", "16"]
         assert main([*words, "-o", str(plan := model.with_name("plan.json"))]) == 0
