@@ -198,7 +198,9 @@ def agrees(
         if graph.operators[index].name in chosen:
             op, signature = chosen[graph.operators[index].name]
             slots = [slot for slot, operand in enumerate(op.inputs) if operand == name]
-            readers += [(op.scope, (signature.inputs[slot], signature.input_gradients[slot])) for slot in slots]
+            # With the grain `linear`, a layer that is not split is called as it is.
+            scope = "" if grain == "linear" and is_whole(signature) else op.scope
+            readers += [(scope, (signature.inputs[slot], signature.input_gradients[slot])) for slot in slots]
     if maker is None or grain == "linear":
         around = [(scope, wanted) for scope, wanted in readers if scope not in layers]
     else:

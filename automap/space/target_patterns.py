@@ -169,7 +169,7 @@ def _is_split(space: PlanSpace, column: Ints, first: Ints) -> bool:
     """
     tables, thin = space.evaluator.tables, adapters(space.problem.graph)
     rows = _layer_rows(space)
-    for row in np.flatnonzero(rows & _large_rows(space)).tolist():
+    for row in np.flatnonzero(rows & _large_rows(space, rows)).tolist():
         unit_type = int(tables.type_of[row])
         offset = row - int(tables.spans[unit_type])
         name = space.operator(unit_type, offset).name
@@ -191,16 +191,21 @@ def _table_rows(space: PlanSpace) -> Mask:
     return found
 
 
-def _large_rows(space: PlanSpace) -> Mask:
-    """[operator rows] whether an operator has more than the share `SMALL_PRODUCT` of the largest operator's FLOPs."""
+def _large_rows(space: PlanSpace, among: Mask | None = None) -> Mask:
+    """[operator rows] whether an operator has more than the share `SMALL_PRODUCT` of the largest operator's FLOPs.
+
+    Args:
+        space: the plan space of the model.
+        among: [operator rows] operators of which the largest one counts; None = all.
+    """
     tables = space.evaluator.tables
-    small = SMALL_PRODUCT * max(op.forward_flops.at(1) for op in space.problem.graph)
-    found: Mask = np.array(
+    flops = np.array(
         [
-            space.operator(int(unit_type), row - int(tables.spans[unit_type])).forward_flops.at(1) > small
+            space.operator(int(unit_type), row - int(tables.spans[unit_type])).forward_flops.at(1)
             for row, unit_type in enumerate(tables.type_of)
         ]
     )
+    found: Mask = flops > SMALL_PRODUCT * (flops if among is None else flops[among]).max(initial=0.0)
     return found
 
 

@@ -148,11 +148,13 @@ def _pattern(chunk: Chunk, model: Model, target: Target, ranks: int) -> Iterator
 def _side(chunk: Chunk, model: Model, axis: str) -> set[str]:
     """The kinds of parallelism of products with weights on an axis: of those in the layers of a stage or, in a model
     without repeated layers, of all. Adapters may be whole if their layer is split."""
-    large = SMALL * max(op.forward_flops.at(1) for op in model.graph.operators)
     times = Counter(unit.type for unit in model.blocks.units)
     layers = [range(unit.start, unit.stop) for unit in model.blocks.units if times[unit.type] > 1]
-    has_layers = any(_multiplies(index, large, model) for layer in layers for index in layer)
-    operators = layer_operators(chunk, model) if has_layers else chunk.operators
+    inside = [index for layer in layers for index in layer if _multiplies(index, 0.0, model)]
+    operators = layer_operators(chunk, model) if inside else chunk.operators
+    # The head of a large vocabulary may be larger than all products of the layers.
+    among = inside or range(len(model.graph.operators))
+    large = SMALL * max(model.graph.operators[index].forward_flops.at(1) for index in among)
     found = [(i, _split(model, i, chunk.placed[i][axis])) for i in operators if _multiplies(i, large, model)]
     thin = {name for pair in adapters(model.graph).items() for name in pair}
     return {side for i, side in found if side != "repetition" or model.graph.operators[i].name not in thin}

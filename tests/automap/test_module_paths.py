@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 import transformers
 from torch import Tensor, nn
 
 from automap.cluster import parse_cluster
+from automap.errors import ProblemError
 from automap.export.configuration import read_run
+from automap.export.export import export
 from automap.export.module_paths import layer_paths, recomputed_paths, split_modules, stage_paths
 from automap.export.plan_stages import cut
 from automap.export.stated import layers_of_stages, recomputes
@@ -193,3 +196,24 @@ def test_layers_with_norms_behind_them_are_computed_again_as_modules_that_the_st
         counts = [sum(any(query.startswith(f"{path}.") for path in mine) for query in queries) for mine in called]
         assert layers_of_stages(layers, stages) == tuple(counts) and sum(counts) == 4
     assert found == {(False, False), (False, True), (True, False), (True, True)}
+
+
+@pytest.mark.parametrize("layers", [2, 3])
+def test_a_head_larger_than_all_layers_leaves_no_plan_that_cannot_be_exported(layers: int) -> None:
+    """Of two decoder layers, whose units are unlike, the products of one stay whole, so that none is split."""
+    config = transformers.BartConfig(
+        d_model=HIDDEN, encoder_layers=layers, decoder_layers=layers, encoder_attention_heads=HEADS,
+        decoder_attention_heads=HEADS, encoder_ffn_dim=32, decoder_ffn_dim=32, vocab_size=2048,
+        max_position_embeddings=LENGTH,
+    )  # fmt: skip
+    graph = load_model(export_onnx(lambda: transformers.BartForConditionalGeneration(config)))
+    training = {"global_batch": 8, "target": "pytorch", "precision": "fp32"}
+    problem = Problem.build(graph, parse_cluster("2xcpu"), training, {"fix": {"tp": 2}})
+    if layers == 2:
+        with pytest.raises(ProblemError, match=r"hints\.fix\.tp: .* no plan of this model"):
+            plan_space(problem)
+        return
+    space = plan_space(problem)
+    for values in space.random_batch(np.random.default_rng(0), 4).tolist():
+        plan = annotate(space.decode(values), space.lowered(values), space.evaluator)
+        assert not verify(problem, plan) and export(plan, problem, "pytorch").files
