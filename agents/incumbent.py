@@ -6,7 +6,6 @@ evaluations.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,20 +24,17 @@ from agents.results.side_by_side import fastest_of_each, of_unlike_degrees
 from agents.searcher import Budget, OnProgress, Progress, Reached, SearchResult, SearchTask, ShouldStop
 from agents.spending import Spending
 from automap.bounds.partial_plans import BoundTable
+from automap.bounds.priced_templates import priced_in_parts
 from automap.plan import Plan, Sync
 from automap.price.estimate import annotate, lower_bound_s
 from automap.price.lowered_plan import LoweredPlan, same_lowered
 from automap.price.plan_writer import to_plan
 from automap.search_record import SearchRecord
 from automap.space.encode import values_of
-from automap.space.shape import Shape
 from automap.space.space import Ints, PlanSpace, Values
 from automap.space.target_limits import plan_space
-from automap.space.templates import templates
 from automap.verify import Verifier
 
-TEMPLATES = 256
-"""Number of templates that are priced in one call (assumed)."""
 REPORT_EVERY_S = 0.2
 """Least time between two progress reports, in seconds (assumed)."""
 
@@ -72,8 +68,9 @@ class Incumbent(Spending):
         on_progress: OnProgress = lambda progress: None,
         should_stop: ShouldStop = lambda: False,
         clock: Callable[[], float] = time.monotonic,
+        began: float | None = None,
     ) -> None:
-        super().__init__(budget, should_stop, clock)
+        super().__init__(budget, should_stop, clock, began)
         self.space = space
         self.evaluations = 0
         self.look_aheads = 0
@@ -99,12 +96,14 @@ class Incumbent(Spending):
     @staticmethod
     def begin(task: SearchTask, searcher: str) -> Incumbent:
         """Begins a search: builds the plan space of a task and the incumbent of a searcher in it."""
+        began = time.monotonic()
         return Incumbent(
             task.space or plan_space(task.problem),
             task.budget,
             searcher=searcher,
             on_progress=task.on_progress,
             should_stop=task.should_stop,
+            began=began,
         )
 
     def price_start(self, task: SearchTask, *, credit: str | None = None) -> list[Values]:
@@ -156,8 +155,13 @@ class Incumbent(Spending):
         """
         values = np.array(plans, dtype=np.int64).reshape(len(plans), len(self.space.slots))
         found = self.space.price(values)
+        self._take(values, found)
+        return found
+
+    def _take(self, values: Ints, found: npt.NDArray[np.float64]) -> None:
+        """Counts plans that have been priced and keeps the best, see `price`."""
         if not len(values):
-            return found
+            return
         fits = found[:, 1] <= 0.0
         self._diverse.add(values, np.where(fits, found[:, 0], np.inf), self.searcher)
         at = int((np.where(fits, found[:, 0], np.inf) if fits.any() else found[:, 1]).argmin())
@@ -165,7 +169,6 @@ class Incumbent(Spending):
         self.count(at)
         self.add(tuple(values[at].tolist()), float(found[at, 0]), float(found[at, 1]))
         self.count(len(values) - at - 1)
-        return found
 
     def add(self, values: Values, step_time_s: float, overflow: float) -> None:
         """Counts one plan that the searcher has priced, keeps it if it is the best, and reports if it is time to."""
@@ -273,24 +276,24 @@ class Incumbent(Spending):
         )
         return self.plan(self.best, Sync(), record)
 
-    def priced_templates(self) -> Iterator[tuple[list[tuple[Shape, Values]], npt.NDArray[np.float64]]]:
-        """The templates of the space, `TEMPLATES` at a time, with their prices, see `price`."""
-        listed = templates(self.space)
-        while some := list(itertools.islice(listed, TEMPLATES)):
-            yield some, self.price([values for _, values in some])
+    def price_templates(self) -> Iterator[None]:
+        """Prices the templates of the space, some of them at each step of the iterator."""
+        for values, prices in priced_in_parts(self.space):
+            self._take(values, prices)
+            yield
         self._knows_templates = True
 
     def _fall_back_on_templates(self) -> None:
         """Prices the templates whatever the budget: a search too short to find a plan still returns the best of them.
 
-        Where the caller wants the search to end, the first ones that fit are enough.
+        Where the caller wants the search to end, or its time is over, the first ones that fit are enough.
 
         Raises:
             NothingFits: no template fits either.
         """
         self.searcher = "expert"
-        for _ in () if self._knows_templates else self.priced_templates():
-            if self.best is not None and self.should_stop():
+        for _ in () if self._knows_templates else self.price_templates():
+            if self.best is not None and (self.should_stop() or self.left_s == 0.0):
                 break
         if self.best is None:
             assert self.nearest is not None

@@ -20,12 +20,21 @@ class Spending:
         charged: number of plans that count against the budget.
     """
 
-    def __init__(self, budget: Budget, should_stop: ShouldStop, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, budget: Budget, should_stop: ShouldStop, clock: Callable[[], float], began: float | None = None
+    ) -> None:
+        """Begins to spend a budget.
+
+        Args:
+            budget, should_stop: see the attributes.
+            clock: returns the time in seconds.
+            began: when the search began, by this clock; None = now.
+        """
         self.budget = budget
         self.should_stop = should_stop
         self.charged = 0
         self._clock = clock
-        self._start = clock()
+        self._start = clock() if began is None else began
         self._pause_s: float | None = None
         self._pause_at: int | None = None
 

@@ -26,7 +26,7 @@ from pipeline_oracle import Oracle
 
 from agents import Budget, search
 from agents.incumbent import Incumbent
-from automap.bounds.known_plans import priced_templates
+from automap.bounds.priced_templates import priced_templates
 from automap.cluster import parse_cluster
 from automap.errors import NothingFits
 from automap.problem import Problem

@@ -22,8 +22,9 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from automap.bounds.kernels.step_many import BEGIN, WAIT
-from automap.bounds.known_plans import KnownPlans, priced_templates, worth_s
+from automap.bounds.known_plans import KnownPlans, worth_s
 from automap.bounds.partial_plans import BoundTable, PartialPlans
+from automap.bounds.priced_templates import priced_templates
 from automap.problem import Problem
 from automap.space.space import PlanSpace, Slot, Values
 from automap.space.target_limits import plan_space

@@ -19,11 +19,11 @@ import numpy.typing as npt
 
 from automap.bounds.enumeration import Enumeration
 from automap.bounds.partial_plans import BoundTable
+from automap.bounds.priced_templates import priced_templates
 from automap.space.count import alone, count_decades, grouped
 from automap.space.group_flow import group_flow
 from automap.space.limits import Limits
 from automap.space.space import PlanSpace
-from automap.space.templates import templates
 from envs.dominance import GroupSignatures
 
 Floats = npt.NDArray[np.float64]
@@ -102,8 +102,7 @@ def beaten_shapes(space: PlanSpace) -> Limits:
 
     The template stays in the space; other plans that are as fast may be left out.
     """
-    plans = np.array([values for _, values in templates(space)], dtype=np.int64)
-    prices = space.price(plans) if len(plans) else np.empty((0, 2))
+    _, prices = priced_templates(space)
     best = float(prices[prices[:, 1] <= 0.0, 0].min(initial=math.inf))
     return _shapes(space, shape_bounds(space)[:, 0] <= best)
 

@@ -85,7 +85,11 @@ def propose_and_solve(search: SkeletonSearch, templates: Grid, network: Proposal
     promising = promising_meshes(search.space, templates)
     with _share(incumbent, SKELETON_SECONDS):
         _solve_unlike(search, promising)
-    alike = like_the_best(search.space, templates, search.plans(None).values)
+    if incumbent.finished:
+        return []
+    alike = like_the_best(search.space, templates, search.plans(None).values, lambda: incumbent.finished)
+    if incumbent.finished:
+        return []
     known = known_before(search, templates, alike)
     with _share(incumbent, SKELETON_SECONDS - (MOVED_S if divides else 0.0)):
         if not incumbent.finished:
@@ -163,7 +167,7 @@ def solve_further(search: SkeletonSearch, templates: Grid) -> None:
         evaluations=None if left is None else int(FURTHER * left),
         seconds=None if left_s is None else FURTHER * left_s,
     ):
-        alike = like_the_best(search.space, templates, search.plans(None).values)
+        alike = like_the_best(search.space, templates, search.plans(None).values, lambda: incumbent.finished)
         promising = promising_meshes(search.space, templates)
         _solve(search, MOST_FURTHER, (), _plans(alike.values), _plans(promising), templates=templates)
 

@@ -22,7 +22,7 @@ import numpy as np
 from agents.incumbent import Incumbent
 from agents.planners.linearization import Worth, worth_of
 from agents.searcher import SearchResult, SearchTask
-from automap.bounds.known_plans import priced_templates
+from automap.bounds.priced_templates import priced_templates
 from automap.cost_graph.sensitivities import MEMORY
 from automap.price.lowered_plan import RECOMPUTE_MODES
 from automap.space.shape import Shape

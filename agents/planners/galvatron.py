@@ -31,7 +31,7 @@ from agents.planners.stage_table import StageTable
 from agents.planners.staged_plan import StageChoice, StagedPlan, price_staged
 from agents.searcher import SearchResult, SearchTask
 from automap.arrays import Floats, Ints
-from automap.bounds.known_plans import priced_templates
+from automap.bounds.priced_templates import priced_templates
 from automap.price.evaluator import by_type
 from automap.price.kernels.stage_records import Stage
 from automap.price.lowered_plan import RECOMPUTE_MODES, Segment, spread

@@ -8,6 +8,7 @@ with just enough recomputation is estimated by interpolation between its templat
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +37,8 @@ SHAPES = 128
 """Number of other shapes for each of these plans: those with the nearest logarithms of sizes (assumed)."""
 VARIED = 32
 """Number of plans that are tried with other recomputation and ZeRO stages (assumed)."""
+AT_ONCE = 256
+"""Number of plans that are priced between two looks at the clock (assumed)."""
 
 
 class Promise(NamedTuple):
@@ -99,7 +102,7 @@ def _promising(space: PlanSpace, grid: Grid) -> Ints:
     return rows
 
 
-def like_the_best(space: PlanSpace, grid: Grid, found: Ints) -> Grid:
+def like_the_best(space: PlanSpace, grid: Grid, found: Ints, should_stop: Callable[[], bool] = lambda: False) -> Grid:
     """Gives the signatures of good plans to promising skeletons.
 
     Signatures that are good on one mesh are mostly good on another, and templates may not have them. The skeletons are
@@ -112,18 +115,22 @@ def like_the_best(space: PlanSpace, grid: Grid, found: Ints) -> Grid:
         space: the plan space.
         grid: templates with their prices.
         found: [k, slots] plans that planners have found, the best first.
+        should_stop: called now and then; once it returns true, the plans that have been priced until then are all.
 
     Returns:
         The fastest plan that fits, if one does; then one plan for each mesh, number of micro-batches and number of
         virtual stages, in the order of `promising_meshes`; all with their prices.
     """
     if not len(found):
-        return _priced(space, found)
+        return _priced(space, found, should_stop)
     own = found[numbered(row_digests(found[:, : space.first.schedule]))[1]]
     rows = np.concatenate([promising_meshes(space, grid)[:TRANSFERRED], own])
-    tried = _priced(space, np.concatenate([own, _with_donors(space, rows, found)]))
-    tried = tried.joined(_priced(space, with_other_shapes(space, promising_meshes(space, tried))))
-    tried = tried.joined(_priced(space, _varied(space, grid, promising_meshes(space, tried)[:VARIED])))
+    tried = _priced(space, np.concatenate([own, _with_donors(space, rows, found)]), should_stop)
+    if not should_stop():
+        tried = tried.joined(_priced(space, with_other_shapes(space, promising_meshes(space, tried)), should_stop))
+    if not should_stop():
+        varied = _varied(space, grid, promising_meshes(space, tried)[:VARIED])
+        tried = tried.joined(_priced(space, varied, should_stop))
     seconds = np.where(tried.prices[:, 1] <= 0.0, tried.prices[:, 0], np.inf)
     # Where memory is scarce, a plan that fits may look slow beside promises; for long it may be the only one that fits.
     fastest = [seconds.argmin()] if np.isfinite(seconds).any() else []
@@ -217,8 +224,15 @@ def _varied(space: PlanSpace, grid: Grid, plans: Ints) -> Ints:
     return np.concatenate(found)
 
 
-def _priced(space: PlanSpace, plans: Ints) -> Grid:
-    return Grid(plans, space.price(plans))
+def _priced(space: PlanSpace, plans: Ints, should_stop: Callable[[], bool]) -> Grid:
+    """Plans with their prices; only the first of them once `should_stop` returns true."""
+    prices = [space.price(plans[:AT_ONCE])]
+    for first in range(AT_ONCE, len(plans), AT_ONCE):
+        if should_stop():
+            break
+        prices.append(space.price(plans[first : first + AT_ONCE]))
+    joined = np.concatenate(prices)
+    return Grid(plans[: len(joined)], joined)
 
 
 def split_axes(space: PlanSpace, values: Values) -> tuple[bool, ...]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from automap.bounds.known_plans import priced_templates
+from automap.bounds.priced_templates import priced_templates
 from automap.space.space import PlanSpace, Values
 
 

@@ -16,6 +16,7 @@ from math import inf
 from agents.portfolio.any_trainer import search_any, set_aside
 from agents.portfolio.baseline_comparison import with_baseline
 from agents.portfolio.choice import Found
+from agents.portfolio.deadline import Deadline
 from agents.portfolio.in_turn import search_in_turn
 from agents.portfolio.parts import (
     Before,
@@ -68,23 +69,20 @@ def search_offer(
     """
     check_budget(budget)
     check_tie(tie)
-    began = time.monotonic()
+    deadline = Deadline(budget, time.monotonic)
     space = space_on_all(problem)
     evaluator = functools.cache(lambda: Evaluator(problem) if space is None else space.evaluator)
-
-    def looked_enough() -> bool:
-        limit_s = budget.seconds and LOOK_SHARE * budget.seconds
-        return should_stop() or (limit_s is not None and time.monotonic() - began > limit_s)
-
-    parts = promising(space or problem, looked_enough)
+    parts = promising(space or problem, lambda: should_stop() or deadline.passed(LOOK_SHARE))
     on_one = functools.partial(search_offer, searchers=searchers, seed=seed, tie=tie, should_stop=should_stop)
     if space is None and (part := needed(parts)) is not None:
-        on_one = functools.partial(on_one, budget=divided(budget, time.monotonic() - began, ())[0])
+        on_one = functools.partial(on_one, budget=divided(budget, deadline.spent_s, ())[0])
         return _search_one_part(evaluator(), part, parts, on_one, on_progress)
     own_budget, any_trainer_budget = set_aside(budget, problem)
     chosen = parts_to_search(parts, own_budget)
     shares = shares_of(chosen)
-    main_budget, *part_budgets = divided(own_budget, time.monotonic() - began, shares)
+    if space is not None:
+        deadline.measure(space)
+    main_budget, *part_budgets = divided(own_budget, deadline.kept_s(1 + len(chosen)), shares)
     run = functools.partial(search_in_turn, searchers=searchers, seed=seed, should_stop=should_stop)
     yours = None if problem.hints.baseline is None else read_baseline(evaluator())
     reached: dict[str, Reached] = {}
@@ -104,9 +102,10 @@ def search_offer(
         return _search_one_part(evaluator(), chosen[0], (*parts, on_every(space)), on_one, on_progress, main_share)
     before, done = Before(main.plan, main.evaluations, main.seconds, reached), main_share
     on_parts: list[OnPart] = []
-    for part, share, part_budget in zip(chosen, shares, part_budgets, strict=False):
-        search_part = functools.partial(run, budget=part_budget)
-        if should_stop():
+    for number, (part, share, part_budget) in enumerate(zip(chosen, shares, part_budgets, strict=False)):
+        searches = 1 + len(part_budgets) - number
+        search_part = functools.partial(run, budget=(shortened := deadline.shortened(part_budget, searches)))
+        if should_stop() or shortened is None:
             if (part.template_s or inf) >= before.best.step_time_s:
                 break
             # What is known of the part is not a plan yet. Its templates are priced in a moment, and are no worse.

@@ -22,7 +22,7 @@ import functools
 import importlib.util
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -115,17 +115,20 @@ def search_portfolio(task: SearchTask) -> SearchResult:
             grid = grid.joined(refine(skeletons, _known(incumbent, grid, proposed)))
             divide_pipelines(incumbent, grid)
     proven = not incumbent.finished and _is_provable(incumbent) and _prove(incumbent)
-    known = _known(incumbent, grid, proposed)
-    # Planners begin with many meshes, because they need few evaluations for each.
-    promising = promising_meshes(incumbent.space, grid)
-    alike = like_the_best(incumbent.space, grid, known)
-    wide = np.concatenate([known[:SHOWN_PROPOSALS], _alternating(alike.values, promising)])
     try:
         if not proven and not incumbent.finished:
-            _search(incumbent, crew, known, wide, task.seed)
+            known = _known(incumbent, grid, proposed)
+            _search(incumbent, crew, known, functools.partial(_wide, incumbent, grid, known), task.seed)
     finally:
         crew.end()
     return incumbent.result(seed=task.seed, proven=proven)
+
+
+def _wide(incumbent: Incumbent, grid: Grid, known: Ints) -> Ints:
+    """[n, slots] plans of many meshes, with which planners begin, because they need few evaluations for each mesh."""
+    promising = promising_meshes(incumbent.space, grid)
+    alike = like_the_best(incumbent.space, grid, known, lambda: incumbent.finished)
+    return np.concatenate([known[:SHOWN_PROPOSALS], _alternating(alike.values, promising)])
 
 
 def _alternating(one: Ints, other: Ints) -> Ints:
@@ -162,8 +165,8 @@ def _prove(incumbent: Incumbent) -> bool:
         return run_exhaustive(incumbent, max_nodes=PROOF_NODES)
 
 
-def _search(incumbent: Incumbent, crew: _Crew, known: Ints, wide: Ints, seed: int) -> None:
-    """Annealing alone, then beside members, until the budget ends; planners begin with the plans `wide`."""
+def _search(incumbent: Incumbent, crew: _Crew, known: Ints, wide: Callable[[], Ints], seed: int) -> None:
+    """Annealing alone, then beside members, until the budget ends; planners begin with the plans that `wide` makes."""
     left, left_s = incumbent.left, incumbent.left_s
     if (left is not None and left < LEAST_EVALUATIONS) or (left_s is not None and left_s < LEAST_S):
         _anneal(incumbent, known, seed)
@@ -172,7 +175,7 @@ def _search(incumbent: Incumbent, crew: _Crew, known: Ints, wide: Ints, seed: in
     with incumbent.share(evaluations=None if left is None else left // 2, seconds=warm_up_s):
         known = np.concatenate([_anneal(incumbent, known, seed), known])
 
-    tasks = member_tasks(left, left_s, cores(), seed=seed, known=known, wide=wide)
+    tasks = member_tasks(left, left_s, cores(), seed=seed, known=known, wide=wide())
     for member in tasks:
         incumbent.reached.setdefault(member.kind, None)
         crew.start(incumbent.space.problem, member)

@@ -52,7 +52,7 @@ def promising(problem: Problem | PlanSpace, should_stop: Callable[[], bool] = la
 
     Args:
         problem: the problem on all devices, or all its plans.
-        should_stop: called before each part; once it returns true, templates of the further parts are not priced.
+        should_stop: called often; once it returns true, no further templates are priced.
     """
     space = space_on_all(problem) if isinstance(problem, Problem) else problem
     problem = problem if isinstance(problem, Problem) else problem.problem
@@ -60,7 +60,7 @@ def promising(problem: Problem | PlanSpace, should_stop: Callable[[], bool] = la
     known = list(clusters_within(problem.cluster, batch))
     if not known and space is not None:
         return ()
-    reference_s = inf if space is None else fastest_template_s(problem, space) or inf
+    reference_s = inf if space is None else fastest_template_s(problem, space, should_stop) or inf
     if space is not None and reference_s == inf and not could_hold(problem):
         return ()
     if space is None:
@@ -80,7 +80,7 @@ def promising(problem: Problem | PlanSpace, should_stop: Callable[[], bool] = la
                 continue
             if of_part is not None and looks:
                 bound_s = max(bound_s, BoundTable(of_part).first.time_s)
-                template_s = fastest_template_s(part, of_part) if bound_s < reference_s else None
+                template_s = fastest_template_s(part, of_part, should_stop) if bound_s < reference_s else None
         except UserError:
             continue  # the hints require more devices, or the target has no plan
         if bound_s < reference_s:

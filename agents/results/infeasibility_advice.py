@@ -10,12 +10,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from math import gcd
+from math import gcd, inf
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from agents.results.cluster_parts import stated_link
+from automap.bounds.priced_templates import priced_in_parts
 from automap.cluster import Cluster, Node
 from automap.device_kinds import in_gib, known_devices
 from automap.errors import ClusterError, NothingFits, ProblemError
@@ -29,7 +28,6 @@ from automap.records import to_json
 from automap.space.shape import divisors
 from automap.space.space import PlanSpace, Values
 from automap.space.target_limits import plan_space
-from automap.space.templates import templates
 from automap.targets import ANY
 
 CONFIDENCES = (0.9, 0.75, LEAST_CONFIDENCE)
@@ -193,22 +191,25 @@ def could_hold(problem: Problem) -> bool:
     return problem.whole_state_bytes <= sum(cluster.device(d).memory_bytes for d in range(cluster.num_devices))
 
 
-def fastest_template_s(problem: Problem, space: PlanSpace | None = None) -> float | None:
+def fastest_template_s(
+    problem: Problem, space: PlanSpace | None = None, should_stop: Callable[[], bool] = lambda: False
+) -> float | None:
     """Step time of the best template of a problem, or None if none fits.
 
     Args:
         problem: any problem.
         space: its plans, if they are known.
+        should_stop: called now and then; once it returns true, the best template until then is taken.
     """
     if not could_hold(problem):
         return None
     space = space or plan_space(problem)
-    rows = [values for _, values in templates(space)]
-    if not rows:
-        return None
-    prices = space.price(np.array(rows))
-    fits = prices[:, 1] <= 0.0
-    return float(prices[fits, 0].min()) if fits.any() else None
+    best_s = inf
+    for _, prices in priced_in_parts(space):
+        best_s = min(best_s, float(prices[prices[:, 1] <= 0.0, 0].min(initial=inf)))
+        if should_stop():
+            break
+    return best_s if best_s < inf else None
 
 
 # -- hints and training ----------------------------------------------------------------------------------------------

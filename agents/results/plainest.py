@@ -26,6 +26,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from agents.results.diverse_top_k import Found
+from automap.bounds.priced_templates import priced_so_far
 from automap.plan import Plan
 from automap.price.estimate import annotate
 from automap.price.evaluator import Evaluator
@@ -34,7 +35,6 @@ from automap.price.plan_writer import to_plan
 from automap.price.stage_reader import default_signatures
 from automap.space.simplified_axes import ROUNDING, canonical, merges, num_unlike, repeats, sizes, without_idle
 from automap.space.space import PlanSpace, Slot, Values
-from automap.space.templates import templates
 from automap.verify import Verifier
 
 TIE = 0.1
@@ -249,10 +249,10 @@ def _candidates(
 ) -> dict[Values, tuple[str, bool]]:
     """Plans within the limit -> the searcher that found each, and whether it is a template; `near_s` is the limit of
     plans that differ from the best one in unusual decisions alone."""
-    listed = np.array([values for _, values in templates(space)], dtype=np.int64)
-    fast = listed[_within_limit(space, listed, limit_s)]
+    listed, prices = priced_so_far(space)
+    is_fast = (prices[:, 1] <= 0.0) & (prices[:, 0] <= limit_s)
+    fast, seconds = listed[is_fast], prices[is_fast, 0]
     # Templates with the fewest values other than 0 come first.
-    seconds = space.price(fast)[:, 0] if len(fast) else np.zeros(0)
     order = np.lexsort((seconds, (fast[:, : space.first.signature] > 0).sum(axis=1)))
     both = [*order[:MOST_TEMPLATES], *np.argsort(seconds, kind="stable")[:MOST_TEMPLATES]]
     found = {tuple(row): ("expert", True) for row in fast[both].tolist()}

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from agents.results.plainest import plain
+from automap.bounds.priced_templates import priced_so_far
 from automap.hints import Hints
 from automap.plan import Degrees, Plan
 from automap.price.degrees import degrees_of
@@ -21,7 +22,6 @@ from automap.price.evaluator import Evaluator
 from automap.price.lowered_plan import LoweredPlan
 from automap.price.plan_writer import to_plan
 from automap.space.space import PlanSpace, Values
-from automap.space.templates import templates
 from automap.verify import Verifier
 
 Key = frozenset[tuple[int, ...]]
@@ -85,12 +85,11 @@ def _written(lowered: LoweredPlan, evaluator: Evaluator, verifier: Verifier | No
 
 def _fastest_templates(space: PlanSpace) -> Iterator[Values]:
     """The fastest template that fits into memory of each mesh, sizes of stages and sharding, the fastest first."""
-    listed = list(templates(space))
-    prices = space.price(np.array([values for _, values in listed], dtype=np.int64))
+    _, prices = priced_so_far(space)
     times = np.where(prices[:, 1] <= 0.0, prices[:, 0], np.inf)
     seen: set[object] = set()
     for at in np.argsort(times, kind="stable").tolist():
-        shape, values = listed[at]
+        shape, values = space.listed[at]
         stages = values[space.first.devices : space.first.shares]
         kind = shape.pp, shape.tp, shape.middle, shape.dp, stages, values[space.first.signature :]
         if times[at] < np.inf and kind not in seen:

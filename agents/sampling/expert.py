@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from agents.incumbent import Incumbent
 from agents.searcher import SearchResult, SearchTask
-from automap.bounds.known_plans import priced_templates
+from automap.bounds.priced_templates import priced_so_far, priced_templates
 from automap.space.space import Ints, PlanSpace
 
 
@@ -35,30 +35,31 @@ def price_grid(incumbent: Incumbent, *, charged: bool = True) -> Grid:
     """Prices the whole grid of templates, against which every search is measured.
 
     `incumbent.baselines` is written: the step time of pure data parallelism, `dp`, and of the best template, `expert`;
-    None if none fits. There is no `dp` where the batch or the hints leave no such plan.
+    None if none fits. There is no `dp` where the batch or the hints leave no such plan. If the time of the search ends
+    before, the templates until then are all, as soon as one of them fits.
 
     Args:
         incumbent: takes the templates.
         charged: whether a budget in evaluations is charged for it, at most a quarter.
     """
-    space, before = incumbent.space, incumbent.charged
-    baselines = {"expert": float("inf")}
-    values: list[Ints] = []
-    prices: list[npt.NDArray[np.float64]] = []
-    for some, found in incumbent.priced_templates():
-        values.append(np.array([plan for _, plan in some]))
-        prices.append(found)
-        for (shape, _), (seconds, overflow) in zip(some, found.tolist(), strict=True):
-            step_s = seconds if overflow <= 0.0 else float("inf")
-            names = ("dp", "expert") if shape.dp == space.meshes.devices else ("expert",)
-            baselines |= {name: min(step_s, baselines.get(name, float("inf"))) for name in names}
-        if incumbent.should_stop():
+    before = incumbent.charged
+    for _ in incumbent.price_templates():
+        if incumbent.should_stop() or (incumbent.left_s == 0.0 and incumbent.best is not None):
             break
+    grid = Grid(*priced_so_far(incumbent.space))
     if incumbent.budget.evaluations is not None:
         most = incumbent.budget.evaluations // 4 if charged else 0
         incumbent.charged = min(incumbent.charged, before + most)
-    incumbent.baselines = {name: None if s == float("inf") else s for name, s in baselines.items()}
-    return Grid(np.concatenate(values), np.concatenate(prices))
+    incumbent.baselines = _baselines(incumbent.space, grid)
+    return grid
+
+
+def _baselines(space: PlanSpace, grid: Grid) -> dict[str, float | None]:
+    """Step times of the best template, and of pure data parallelism where the templates have it; None if none fits."""
+    seconds = np.where(grid.prices[:, 1] <= 0.0, grid.prices[:, 0], np.inf)
+    is_dp = [shape.dp == space.meshes.devices for shape, _ in space.listed[: len(seconds)]]
+    found = {"expert": float(seconds.min())} | ({"dp": float(seconds[is_dp].min())} if any(is_dp) else {})
+    return {name: None if step_s == float("inf") else step_s for name, step_s in found.items()}
 
 
 def search_expert(task: SearchTask) -> SearchResult:

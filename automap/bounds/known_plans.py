@@ -17,7 +17,6 @@ from automap.bounds.kernels.known_plans import KnownArrays, hash_plans, worth_ma
 from automap.bounds.partial_plans import PartialPlans
 from automap.space.group_flow import group_flow
 from automap.space.space import PlanSpace, Values
-from automap.space.templates import templates
 
 FIRST = 4096
 """Number of first plans that are kept, or the number of meshes if that is larger (assumed). Large clusters have ten
@@ -37,12 +36,6 @@ def worth_s(prices: Floats, reference_s: float) -> Floats:
     found = np.empty(len(prices))
     worth_many(np.ascontiguousarray(prices), reference_s, found)
     return found
-
-
-def priced_templates(space: PlanSpace) -> tuple[Ints, Floats]:
-    """[n, slots] the templates of a space, and [n, 2] their prices."""
-    values = np.array([values for _, values in templates(space)], dtype=np.int64).reshape(-1, len(space.slots))
-    return values, space.price(values)
 
 
 def best_known(space: PlanSpace, values: Ints, prices: Floats, reference_s: float) -> Ints:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from automap.arrays import Ints
+from automap.arrays import Floats, Ints
 from automap.plan import Plan
 from automap.price.evaluator import by_type
 from automap.price.lowered_plan import LoweredPlan, same_lowered
@@ -47,6 +47,11 @@ class PlanSpace(SteppedSpace):
 
     listing: Iterator[tuple[Shape, Values]] | None = None
     """Iterator over the templates after these; None before the first one."""
+
+    @functools.cached_property
+    def priced(self) -> list[tuple[Ints, Floats]]:
+        """Templates that `automap.bounds.priced_templates` has priced: their values, [n, slots], and prices, [n, 2]."""
+        return []
 
     def even_values(self, shape: Shape, *, recompute: str, zero: int, stages: Sequence[int] = ()) -> Values:
         """The values before the signatures of a plan with even cuts and one recompute mode, as far as constraints allow

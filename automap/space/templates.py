@@ -212,16 +212,16 @@ def meshes_of(space: PlanSpace, shape: Shape, prefix: Values) -> tuple[int, ...]
     return (*space.meshes.mesh(shape), *sorted(set(space.stage_devices(prefix))), samples)
 
 
-def templates(space: PlanSpace) -> Iterator[tuple[Shape, Values]]:
-    """Every template of the grid, as values of the space.
+def templates(space: PlanSpace, first: int = 0) -> Iterator[tuple[Shape, Values]]:
+    """Every template of the grid from number `first` on, as values of the space.
 
-    The space caches them, since a search lists them several times, which takes some tenths of a second for thousands of
-    devices. See `_made`.
+    The space caches them, since a search lists them several times, which takes some seconds for thousands of devices.
+    See `_made`.
     """
     if space.listing is None:
         space.listing = _made(space)
-    for number in count():
-        if number == len(space.listed):
+    for number in count(first):
+        while number >= len(space.listed):
             found = next(space.listing, None)
             if found is None:
                 return

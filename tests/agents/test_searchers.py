@@ -178,8 +178,8 @@ def test_a_given_plan_is_a_start(gpt):
 
 @pytest.mark.parametrize("searcher", ["expert", "random", "portfolio"])
 def test_templates_are_priced_once_where_nothing_fits(gpt, searcher, monkeypatch):
-    listed = []
-    monkeypatch.setattr("agents.incumbent.templates", lambda space: listed.append(space) or templates(space))
+    listed, whole = [], Incumbent.price_templates
+    monkeypatch.setattr(Incumbent, "price_templates", lambda self: listed.append(self) or whole(self))
     large = problem(gpt(layers=2, hidden=8192, heads=64, seq=2048), "2xP100", 2)
     with pytest.raises(NothingFits):
         search(large, Budget.parse(20), searcher=searcher)

@@ -26,7 +26,8 @@ from agents.planners.template_improvement import (
 from agents.sampling.expert import price_grid
 from agents.sampling.mcmc import best_of_meshes
 from automap.bounds import known_plans
-from automap.bounds.known_plans import KnownPlans, priced_templates
+from automap.bounds.known_plans import KnownPlans
+from automap.bounds.priced_templates import priced_templates
 from automap.cluster import parse_cluster
 from automap.problem import Problem
 from automap.space.space import PlanSpace

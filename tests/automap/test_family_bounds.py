@@ -8,7 +8,7 @@ import pytest
 from long_cases import long_but
 
 from automap.bounds.enumeration import Enumeration
-from automap.bounds.known_plans import priced_templates
+from automap.bounds.priced_templates import priced_templates
 from automap.cost_graph.families import families, parts, ways_to_share
 from automap.cost_graph.family_bounds import FamilyBounds
 from automap.cost_graph.group_costs import joint_values

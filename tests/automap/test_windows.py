@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from small_graphs import build_gpt
 
-from automap.bounds.known_plans import priced_templates
 from automap.bounds.partial_plans import BoundTable, PartialPlan
+from automap.bounds.priced_templates import priced_templates
 from automap.cluster import parse_cluster
 from automap.cost_graph.families import families
 from automap.cost_graph.family_bounds import FamilyBounds
