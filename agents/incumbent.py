@@ -124,6 +124,12 @@ class Incumbent(Spending):
         """Lower bounds of the space, built on first use."""
         return BoundTable(self.space)
 
+    @property
+    def _table_bound_s(self) -> float:
+        """Lower bound of all plans by the table; 0 where the time is over before a searcher has built the table, which
+        takes up to a second for thousands of unlike operators."""
+        return 0.0 if self.left_s == 0.0 and "table" not in vars(self) else self.table.first.time_s
+
     @cached_property
     def verifier(self) -> Verifier:
         """Checks plans of the problem."""
@@ -320,7 +326,7 @@ class Incumbent(Spending):
         assert self.best is not None
         first, found_by, best_unlike = self.best, self.best_by, self._best_synchronous
         if self.space.problem.training.sync_modes == ("synchronous",):
-            bound_s = self.best_s if proven else max(self.table.first.time_s, self._bound_s)
+            bound_s = self.best_s if proven else max(self._table_bound_s, self._bound_s)
         else:
             # What is known of the space holds for synchronous plans only.
             proven, bound_s = False, self._bound_s

@@ -108,5 +108,5 @@ def _of_target(problem: Problem, offer: Offer) -> Offer | None:
         return None
     lowered = space.lowered(values)
     plan = annotate(space.decode(values), lowered, space.evaluator)
-    rank = plainness(lowered, space.evaluator, is_template=False)
+    rank = plainness(lowered, space.evaluator, plan.step_time_s, is_template=False)
     return None if Verifier(problem).violations(plan) else replace(offer, plan=plan, plainness=rank)

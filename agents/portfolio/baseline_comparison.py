@@ -32,7 +32,8 @@ def baseline_offer(yours: Baseline, evaluator: Evaluator) -> Offer | None:
     """The plan that the user runs today, as one that the search may return; None where it is not allowed."""
     if Verifier(evaluator.problem).violations(yours.plan):
         return None
-    rank = plainness(yours.lowered, evaluator, is_template=False)
+    step_s = evaluator.evaluate(yours.lowered).step_time_s
+    rank = plainness(yours.lowered, evaluator, step_s, is_template=False)
     # Numbers of decisions are those of a plan space, which need not have this plan.
     return Offer(plan=yours.plan, found_by="yours", plainness=rank, num_decisions=0, num_operator_decisions=0)
 

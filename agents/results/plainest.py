@@ -130,7 +130,7 @@ class Outside(NamedTuple):
 
     def offer(self, evaluator: Evaluator) -> Offer:
         """The plan as it is; it has no decisions that could be counted."""
-        rank = plainness(self.lowered, evaluator, is_template=False)
+        rank = plainness(self.lowered, evaluator, self.step_time_s, is_template=False)
         return Offer(plan=self.plan, found_by=self.found_by, plainness=rank, num_decisions=0, num_operator_decisions=0)
 
 
@@ -149,12 +149,14 @@ def plainest(space: PlanSpace, best: Found, others: Sequence[Found], limit_s: fl
     """
     best_s, evaluator = float(space.price(np.array([best[0]]))[0, 0]), space.evaluator
     found = _candidates(space, best, others, limit_s, best_s + NEAR * max(0.0, limit_s - best_s))
+    times = space.price(np.array(list(found)))[:, 0].tolist()
     pool: list[tuple[Plainness, Values, LoweredPlan]] = []
-    for values, (_, is_template) in found.items():
+    for (values, (_, is_template)), raw_s in zip(found.items(), times, strict=True):
         raw = space.lowered(values)
+        simple, simple_s = _plain(raw, evaluator, limit_s, raw_s)
         # The simplified plan may break a constraint of the hints that the plan obeys as it was found.
-        for lowered in (plain(raw, evaluator, limit_s), raw):
-            pool.append((plainness(lowered, evaluator, is_template=is_template), values, lowered))
+        for lowered, step_s in ((simple, simple_s), (raw, raw_s))[simple is raw :]:
+            pool.append((plainness(lowered, evaluator, step_s, is_template=is_template), values, lowered))
     near_s = NEAR * max(0.0, limit_s - min(rank.step_s for rank, _, _ in pool))
     faults = ""
     for rank, values, lowered in in_order(sorted(pool, key=lambda some: some[:2]), lambda some: some[0], near_s):
@@ -175,7 +177,9 @@ def as_it_is(space: PlanSpace, best: Found, plan: Plan) -> Offer:
         plan: the plan with its estimate.
     """
     values, found_by = best
-    rank = plainness(space.lowered(values), space.evaluator, is_template=found_by == "expert")
+    lowered = space.lowered(values)
+    step_s = space.evaluator.evaluate(lowered).step_time_s
+    rank = plainness(lowered, space.evaluator, step_s, is_template=found_by == "expert")
     return _offer(space, plan, values, found_by, rank)
 
 
@@ -190,8 +194,8 @@ def _offer(space: PlanSpace, plan: Plan, values: Values, found_by: str, rank: Pl
     )
 
 
-def plainness(lowered: LoweredPlan, evaluator: Evaluator, *, is_template: bool) -> Plainness:
-    """How plain a lowered plan is."""
+def plainness(lowered: LoweredPlan, evaluator: Evaluator, step_s: float, *, is_template: bool) -> Plainness:
+    """How plain a lowered plan is, whose step takes `step_s`."""
     stages, cuts = lowered.layout.stages, [len(chunk) for chunk in lowered.chunks]
     devices = [device for stage in stages for device in stage.devices]
     # Of every segment, whether something in it is recomputed, and whether all of it is.
@@ -215,7 +219,6 @@ def plainness(lowered: LoweredPlan, evaluator: Evaluator, *, is_template: bool) 
         "unequal chunks": max(cuts) - min(cuts) > 1,
     }
     num_axes = int((sizes(lowered) > 1).sum()) + (len(stages) > 1)
-    step_s = evaluator.evaluate(lowered).step_time_s
     # ZeRO counts as many unusual decisions as its stage, all others count as one.
     num_unusual = num_unlike(lowered, evaluator) + sum(unusual.values())
     return Plainness(repeats(lowered, evaluator), len(devices), not is_template, num_axes, num_unusual, step_s)
@@ -235,13 +238,20 @@ def plain(lowered: LoweredPlan, evaluator: Evaluator, limit_s: float) -> Lowered
         evaluator: evaluator of its problem.
         limit_s: largest step time; if it is below the plan's own, that is the limit.
     """
-    lowered = canonical(lowered, evaluator)
-    limit_s = max(limit_s, evaluator.evaluate(lowered).step_time_s * (1.0 + ROUNDING))
-    for other in itertools.chain(without_idle(lowered, evaluator), merges(lowered, evaluator)):
+    return _plain(lowered, evaluator, limit_s, evaluator.evaluate(lowered).step_time_s)[0]
+
+
+def _plain(lowered: LoweredPlan, evaluator: Evaluator, limit_s: float, step_s: float) -> tuple[LoweredPlan, float]:
+    """`plain` of a plan whose step takes `step_s`, and what a step of the result takes."""
+    own = canonical(lowered, evaluator)
+    # An evaluation takes some hundredths of a second for thousands of unlike operators.
+    own_s = step_s if own is lowered else evaluator.evaluate(own).step_time_s
+    limit_s = max(limit_s, own_s * (1.0 + ROUNDING))
+    for other in itertools.chain(without_idle(own, evaluator), merges(own, evaluator)):
         outcome = evaluator.evaluate(other)
         if outcome.fits and outcome.step_time_s <= limit_s:
-            return plain(other, evaluator, limit_s)
-    return lowered
+            return _plain(other, evaluator, limit_s, outcome.step_time_s)
+    return own, own_s
 
 
 def _candidates(

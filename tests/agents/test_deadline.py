@@ -15,6 +15,7 @@ from agents.results.infeasibility_advice import fastest_template_s
 from agents.sampling.expert import grid_of, price_grid
 from agents.searcher import Budget
 from automap.bounds.priced_templates import AT_ONCE, priced_so_far
+from automap.price.estimate import lower_bound_s
 from automap.problem import Problem
 from automap.space.space import PlanSpace
 from ir import zoo
@@ -112,3 +113,17 @@ def test_plans_like_the_best_that_are_stopped_are_some_of_all():
         some = like_the_best(space, grid, donors, lambda left=left: next(left))
         assert 0 < len(some.values) <= len(whole.values)
         np.testing.assert_array_equal(some.prices, space.price(some.values))
+
+
+def test_a_bound_that_nobody_has_computed_is_left_out_when_the_time_is_over():
+    problem = Problem.build(zoo.build("gpt2"), "2x8xV100-16GB@10Gbit", {"global_batch": 64})
+    clock = Clock()
+    late = Incumbent(PlanSpace(problem), Budget(seconds=1.0), searcher="expert", clock=clock, began=clock.now - 2.0)
+    early = Incumbent(PlanSpace(problem), Budget(seconds=1.0), searcher="expert", clock=clock)
+    bounds = []
+    for incumbent in (late, early):
+        price_grid(incumbent)
+        bounds.append(incumbent.result(seed=0).record.lower_bound_s)
+    assert "table" not in vars(late) and "table" in vars(early)
+    assert bounds == [lower_bound_s(problem), max(lower_bound_s(problem), early.table.first.time_s)]
+    assert bounds[0] < bounds[1]
