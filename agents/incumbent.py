@@ -348,7 +348,8 @@ class Incumbent(Spending):
         def plainest_plan(limit_s: float) -> Offer:
             if sync.kind != "synchronous":
                 return as_it_is(self.space, (values, found_by), best)
-            return plainest(self.space, (values, found_by), self._diverse.best(MOST, first), limit_s, self.verifier)
+            others = self._diverse.best(MOST, first)
+            return plainest(self.space, (values, found_by), others, limit_s, self.verifier, best)
 
         return SearchResult(
             plan=best,

@@ -156,7 +156,8 @@ class Found:
         bounds = {part.devices: part.bound_s for part in self.parts}
         proofs = {part.devices: part.bound_s >= fastest_s for part in self.parts}
         for (part, _), other in zip(self.on_parts, others, strict=True):
-            bounds[part.devices] = other.lower_bound_s or 0.0
+            # A search without time for its own bound has a lower one than the look at the part before.
+            bounds[part.devices] = max(part.bound_s, other.lower_bound_s or 0.0)
             proofs[part.devices] = other.proven or bounds[part.devices] >= fastest_s
         least = min((own.lower_bound_s or 0.0, *bounds.values()))
         baselines = {**own.baselines, "expert": expert_s} if "expert" in own.baselines else own.baselines

@@ -17,14 +17,15 @@ from automap.price.estimate import annotate
 from automap.space.space import PlanSpace
 from automap.verify import Verifier
 
-PLANS_AT_END = 2.0
+PLANS_AT_END = 2.5
 """Time of the end of one search, in multiples of the time of the first plan that is priced in full and verified
-(assumed). On eight problems with 0.1 to 1 seconds for the first plan it was 1.0 to 2.5: further plans take less."""
+(assumed). On ten problems with 0.1 to 1 seconds for the first plan it was 1 to 3: further plans take less."""
 SLACK_S = 0.25
 """Seconds by which the end may be late (assumed): nothing is kept for ends that take less, since a search of a second
 finds better plans in this time."""
 MOST = 0.5
-"""Largest share of the seconds that are left which is kept for the end (assumed)."""
+"""Largest share of the seconds that are left which is kept for the end, and share of a budget after which the end is
+not measured (assumed)."""
 
 
 class Deadline:
@@ -55,8 +56,11 @@ class Deadline:
         return self._budget.seconds is not None and self.spent_s > share * self._budget.seconds
 
     def measure(self, space: PlanSpace) -> None:
-        """Measures the time of the end of a search with the template that is the best so far."""
-        if self._budget.seconds is None:
+        """Measures the time of the end of a search with the template that is the best so far.
+
+        If much of the budget is spent already, nothing is measured and kept, since the searches are short anyway.
+        """
+        if self._budget.seconds is None or self.passed(MOST):
             return
         values, prices = priced_so_far(space)
         if not len(values):

@@ -134,7 +134,14 @@ class Outside(NamedTuple):
         return Offer(plan=self.plan, found_by=self.found_by, plainness=rank, num_decisions=0, num_operator_decisions=0)
 
 
-def plainest(space: PlanSpace, best: Found, others: Sequence[Found], limit_s: float, verifier: Verifier) -> Offer:
+def plainest(
+    space: PlanSpace,
+    best: Found,
+    others: Sequence[Found],
+    limit_s: float,
+    verifier: Verifier,
+    known: Plan | None = None,
+) -> Offer:
     """The plainest plan whose step time is within a limit.
 
     Args:
@@ -143,6 +150,7 @@ def plainest(space: PlanSpace, best: Found, others: Sequence[Found], limit_s: fl
         others: further plans that were found, whatever their step time.
         limit_s: largest step time.
         verifier: checks plans of the problem.
+        known: the fastest plan with its estimate, verified; None where it has not been written yet.
 
     Raises:
         IllegalPlan: not even the best plan is legal.
@@ -151,8 +159,9 @@ def plainest(space: PlanSpace, best: Found, others: Sequence[Found], limit_s: fl
     found = _candidates(space, best, others, limit_s, best_s + NEAR * max(0.0, limit_s - best_s))
     times = space.price(np.array(list(found)))[:, 0].tolist()
     pool: list[tuple[Plainness, Values, LoweredPlan]] = []
+    raws: dict[Values, LoweredPlan] = {}
     for (values, (_, is_template)), raw_s in zip(found.items(), times, strict=True):
-        raw = space.lowered(values)
+        raw = raws[values] = space.lowered(values)
         simple, simple_s = _plain(raw, evaluator, limit_s, raw_s)
         # The simplified plan may break a constraint of the hints that the plan obeys as it was found.
         for lowered, step_s in ((simple, simple_s), (raw, raw_s))[simple is raw :]:
@@ -160,6 +169,8 @@ def plainest(space: PlanSpace, best: Found, others: Sequence[Found], limit_s: fl
     near_s = NEAR * max(0.0, limit_s - min(rank.step_s for rank, _, _ in pool))
     faults = ""
     for rank, values, lowered in in_order(sorted(pool, key=lambda some: some[:2]), lambda some: some[0], near_s):
+        if known is not None and lowered is raws[best[0]]:
+            return _offer(space, replace(known, search=None), values, best[1], rank)
         plan = annotate(to_plan(lowered, evaluator), lowered, evaluator)
         wrong = verifier.violations(plan)
         if not wrong:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,13 +12,16 @@ from small_graphs import build_gpt
 from agents.incumbent import Incumbent
 from agents.planners.promising_templates import like_the_best
 from agents.portfolio.deadline import MOST, PLANS_AT_END, SLACK_S, Deadline
+from agents.portfolio.offer import search_offer
 from agents.results.infeasibility_advice import fastest_template_s
+from agents.results.plainest import plainest
 from agents.sampling.expert import grid_of, price_grid
 from agents.searcher import Budget
 from automap.bounds.priced_templates import AT_ONCE, priced_so_far
 from automap.price.estimate import lower_bound_s
 from automap.problem import Problem
 from automap.space.space import PlanSpace
+from automap.verify import Verifier
 from ir import zoo
 
 
@@ -127,3 +131,29 @@ def test_a_bound_that_nobody_has_computed_is_left_out_when_the_time_is_over():
     assert "table" not in vars(late) and "table" in vars(early)
     assert bounds == [lower_bound_s(problem), max(lower_bound_s(problem), early.table.first.time_s)]
     assert bounds[0] < bounds[1]
+
+
+def test_a_part_that_had_no_time_for_its_bound_keeps_the_one_that_is_known(monkeypatch):
+    problem = Problem.build(zoo.build("vgg19"), "2x8xV100-16GB@10Gbit", {"global_batch": 64})
+    whole = search_offer(problem, Budget(evaluations=40)).record
+
+    def without_time(self: Incumbent) -> float:
+        return self.table.first.time_s if self.space.problem.cluster.num_devices == 16 else 0.0
+
+    monkeypatch.setattr(Incumbent, "_table_bound_s", property(without_time))
+    late = search_offer(problem, Budget(evaluations=40)).record
+    assert late.lower_bound_s == whole.lower_bound_s
+    assert not late.proven
+
+
+def test_the_fastest_plan_is_written_once_where_it_is_the_plainest(monkeypatch):
+    space = PlanSpace(Problem.build(zoo.build("resnet50"), "1x8xV100-16GB", {"global_batch": 256}))
+    incumbent = Incumbent(space, Budget(evaluations=10), searcher="expert")
+    price_grid(incumbent)
+    result = incumbent.result(seed=0)
+    assert result.plainest is not None
+    whole = plainest(space, (incumbent.best, "expert"), [], 0.0, Verifier(space.problem))
+    assert whole.plan == replace(result.plan, search=None)
+    monkeypatch.setattr(Verifier, "violations", lambda self, plan: pytest.fail("verified again"))
+    offer = result.plainest(0.0)
+    assert offer.plan == whole.plan and offer.plainness == whole.plainness
