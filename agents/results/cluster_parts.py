@@ -1,8 +1,8 @@
 """Parts of a cluster: some of its devices as clusters of their own.
 
-A part is a number of equal whole hosts, some devices of one host, or all hosts with some kinds of devices
-(`clusters_within`). For fixed degrees that do not divide the number of devices, `filled_within` gives the largest parts
-that such plans can fill.
+A part is a number of equal whole hosts, some devices of one host, equally many devices of every host, or all hosts with
+some kinds of devices (`clusters_within`). For fixed degrees that do not divide the number of devices, `filled_within`
+gives the largest parts that such plans can fill.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def clusters_within(cluster: Cluster, batch: int) -> Iterator[Within]:
 
     If links were measured one by one, a part has the best connected hosts or devices; and there is also a part without
     those whose links are far slower. A part of several hosts has all devices of each, since the devices of a host share
-    its links to the network.
+    its links to the network. Only if the links inside a host are slower than those to the network, equally many devices
+    of every host are parts too: fewer devices have larger shares of the faster links.
 
     Args:
         cluster: the whole cluster.
@@ -62,10 +63,22 @@ def clusters_within(cluster: Cluster, batch: int) -> Iterator[Within]:
             devices = group.devices(count, each)
             if len(devices) < cluster.num_devices:
                 yield within(cluster, (replace(_with(node, each), count=count),), devices), devices
+        if node.count > 1 and _is_slow_inside(cluster, node):
+            for each in sorted(own - {node.num_devices}, reverse=True):
+                devices = group.of_every_host(each)
+                yield within(cluster, (_with(node, each),), devices), devices
     for nodes in _of_kinds(cluster):
         of_nodes = (number for number, node in enumerate(cluster.nodes) for _ in range(node.count * node.num_devices))
         devices = tuple(device for device, number in enumerate(of_nodes) if number in nodes)
         yield within(cluster, tuple(cluster.nodes[number] for number in nodes), devices), devices
+
+
+def _is_slow_inside(cluster: Cluster, node: Node) -> bool:
+    """Whether the links inside a host have less bandwidth than its interfaces to the network have together."""
+    if cluster.bandwidth_GBps is not None:
+        return False
+    inside, network = cluster.links[node.intra_node_link], cluster.links[node.inter_node_link]
+    return inside.bandwidth_GBps < node.nics * network.bandwidth_GBps
 
 
 class Group(NamedTuple):
@@ -81,6 +94,10 @@ class Group(NamedTuple):
         """Numbers of the devices of a number of whole hosts, or of a number of devices of one host."""
         some = self.hosts.members[:count] if each == self.node.num_devices else self.inside.members[:each]
         return tuple(sorted(itertools.chain.from_iterable(some)))
+
+    def of_every_host(self, each: int) -> tuple[int, ...]:
+        """Numbers of the first devices of every host."""
+        return tuple(sorted(device for host in self.hosts.members for device in host[:each]))
 
 
 def groups_of(cluster: Cluster) -> Iterator[Group]:
@@ -211,7 +228,7 @@ def _largest(cluster: Cluster, unit: int, tp: int) -> Iterator[Within]:
             yield within(cluster, (replace(_with(node, each), count=1),), devices), devices
         some = [n for n in range(size - 1, 0, -1) if n % tp == 0 and n * node.count % unit == 0]
         for each in {*some[:1], *some[-1:]} if node.count > 1 else ():
-            devices = tuple(sorted(d for host in group.hosts.members for d in host[:each]))
+            devices = group.of_every_host(each)
             yield within(cluster, (_with(node, each),), devices), devices
     for number in {cluster.num_devices // unit * unit, unit}:
         yield _fastest_hosts(cluster, number)

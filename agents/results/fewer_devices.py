@@ -70,6 +70,9 @@ def promising(problem: Problem | PlanSpace, should_stop: Callable[[], bool] = la
     # devices and none of these has replicas.
     needs_replicas = bool(problem.hints.fix.zero) and (space is None or _has_replicas(space))
     for cluster, devices in known:
+        # Where no template fits on all devices, memory decides: it is scarcer on parts of every host than on whole hosts.
+        if space is not None and reference_s == inf and _is_spread(cluster, problem.cluster):
+            continue
         try:
             part = _on(problem, cluster)
             bound_s, template_s = lower_bound_s(part), None
@@ -88,6 +91,12 @@ def promising(problem: Problem | PlanSpace, should_stop: Callable[[], bool] = la
                 Part(problem=part, devices=devices, bound_s=bound_s, template_s=template_s, reference_s=reference_s)
             )
     return tuple(sorted(found, key=lambda part: (part.template_s or inf, -len(part.devices))))
+
+
+def _is_spread(part: Cluster, cluster: Cluster) -> bool:
+    """Whether a part of a cluster has some devices of each of several hosts."""
+    idle = {node.idle_devices for node in part.nodes} - {node.idle_devices for node in cluster.nodes}
+    return len(part.hosts) > 1 and bool(idle)
 
 
 def _has_replicas(space: PlanSpace) -> bool:

@@ -245,6 +245,24 @@ def test_all_links_of_a_part_are_those_of_its_devices_in_the_whole_cluster(clust
     assert seen > 4
 
 
+@pytest.mark.parametrize(("inside_GBps", "sizes"), [(300.0, set()), (20.0, {1, 2})])
+def test_equally_many_devices_of_every_host_are_parts_where_the_links_inside_are_slow(inside_GBps, sizes):  # noqa: N803
+    cluster = parse_cluster("3x4xA100-80GB@200Gbit")
+    (node,) = cluster.nodes
+    slow = replace(cluster.links[node.intra_node_link], bandwidth_GBps=inside_GBps)
+    cluster = replace(cluster, links={**cluster.links, node.intra_node_link: slow})
+    spread = {
+        devices: part
+        for part, devices in clusters_within(cluster, 24)
+        if {cluster.node_of[device] for device in devices} == {0, 1, 2}
+    }
+    assert set(spread) == {tuple(4 * host + one for host in range(3) for one in range(size)) for size in sizes}
+    for devices, part in spread.items():
+        (own,) = part.nodes
+        assert (own.count, own.num_devices, own.idle_devices) == (3, len(devices) // 3, 4 - len(devices) // 3)
+        assert own.nics_per_device == node.nics_per_device
+
+
 def test_parts_are_all_hosts_of_some_kinds():
     cluster = parse_cluster("4xA100-40GB+8xV100-16GB+16xT4+2xA100-40GB")
     found = [(part, devices) for part, devices in clusters_within(cluster, 256) if len(part.nodes) > 1]
