@@ -70,7 +70,7 @@ def promising(problem: Problem | PlanSpace, should_stop: Callable[[], bool] = la
     # devices and none of these has replicas.
     needs_replicas = bool(problem.hints.fix.zero) and (space is None or _has_replicas(space))
     for cluster, devices in known:
-        # Where no template fits on all devices, memory decides: it is scarcer on parts of every host than on whole hosts.
+        # Where no template fits on all devices, memory decides, and whole hosts have more of it.
         if space is not None and reference_s == inf and _is_spread(cluster, problem.cluster):
             continue
         try:
