@@ -4,7 +4,8 @@
 - That of a linear program which spreads units, each type with its own bounds, over the ranks. It has rows for the
   memory of each rank and for paths through all ranks (`automap.cost_graph.unlike_stages`,
   `automap.cost_graph.virtual_stages`).
-- That of the rank that works longest, if units are not divided (`automap.cost_graph.whole_units`).
+- Without virtual stages, that of the best cuts (`automap.cost_graph.best_cuts`); with them, that of the rank that works
+  longest, if units are not divided (`automap.cost_graph.whole_units`).
 
 Units: seconds.
 """
@@ -19,18 +20,18 @@ from dataclasses import replace
 import numpy as np
 
 from automap.arrays import Floats, Ints
+from automap.cost_graph.best_cuts import Cuts
 from automap.cost_graph.families import Family
 from automap.cost_graph.mixed_stages import STEPS, MixedStages
 from automap.cost_graph.open_costs import OpenCosts
-from automap.cost_graph.paths import Path, exchanged_s, least_in_flight, path_mixtures, path_trips, sends_on
+from automap.cost_graph.paths import ORDERS, Passes, exchanged_s, least_in_flight, path_mixtures, path_trips, sends_on
 from automap.cost_graph.relaxation import WORKSPACE_BYTES, Relaxation
 from automap.cost_graph.relaxed_costs import Memory
 from automap.cost_graph.stage_bounds import Level, least_crossing
 from automap.cost_graph.stage_layouts import StageClass
 from automap.cost_graph.unlike_stages import RankBounds, Spreads, Weights, fastest_spread
 from automap.cost_graph.virtual_stages import Interleaving, fastest_interleaving
-from automap.cost_graph.whole_units import Cuts, WholeUnits
-from automap.space.shape import Shape
+from automap.cost_graph.whole_units import WholeUnits
 from automap.space.space import PlanSpace
 
 EXACT = 1e-9
@@ -44,13 +45,6 @@ MOST_WEIGHTS = 100
 """Most weights of programs that are tried again for layouts of other families (assumed)."""
 MOST_MIXED = 60
 """Most stages of several kinds whose signatures are decided (assumed): that takes long."""
-ONCE = (
-    Path(forward=1.0, backward=1.0, gradients=0.0),
-    Path(forward=1.0, backward=1.0, gradients=1.0),
-    Path(forward=1.0, backward=0.0, gradients=0.0),
-    Path(forward=0.0, backward=1.0, gradients=0.0),
-)
-"""Passes of one micro-batch, see `Interleaving.rank_bounds`."""
 Key = tuple[tuple[StageClass, tuple[int, ...]], ...]
 """Class of each stage, and the samples that each kind of its devices is priced with; none: any of them."""
 
@@ -107,14 +101,14 @@ class FamilyBounds(MixedStages):
         room = shape.pp * self._room(row, shape) - 2.0 * float(working.min())
         if room <= 0.0:
             return np.inf
-        tie_s, untied = self._tie(shape)
+        tie = self._tie(family)
         best = -np.inf
         for number, way in enumerate(path_mixtures(shape, space.schedules)):
             constant_s = float(settings.step_s) + way.passes * float(settings.micro_batch_s)
             constant_s += way.sends * self._exchanged_s(costs, family) if shape.pp > 1 else 0.0
             # Two ranks exchange the gradients of what both read, one of them the first.
-            parameter_s = (way.ends_first + 2.0 * way.path.gradients) * tie_s
-            constant_s -= parameter_s * untied
+            parameter_s = (way.ends_first + 2.0 * way.path.gradients) * tie.parameter_s
+            constant_s -= parameter_s * tie.untied
             relaxation = Relaxation(
                 space,
                 costs,
@@ -147,14 +141,15 @@ class FamilyBounds(MixedStages):
             self._stage(row, shape),
             self._room(row, shape),
             family,
-            path_trips(shape, self.space.schedules),
             Level.TOGETHER,
+            with_passes=self._has_paths(shape),
         )
         found = np.inf
         for order in range(self.space.meshes.num_orders(shape.pp)):
             rates = self._rates(shape, order)
             seconds, _ = self._spread(family, [[of_rank]] * shape.pp, rates)
-            cut_s = self._of_cuts(family, [[of_rank]], np.zeros((1, shape.pp), dtype=np.int64), np.array([rates]))
+            at = np.zeros((1, shape.pp), dtype=np.int64)
+            cut_s = self._of_cuts(family, [[of_rank]], at, np.array([rates]), target_s)
             seconds = max(seconds, float(cut_s[0]))
             found = min(found, seconds)
             if found <= best:
@@ -165,7 +160,7 @@ class FamilyBounds(MixedStages):
         """The bound of the linear program with virtual stages; arguments as for `_of_ranks`."""
         shape = family.shapes[0]
         stage = self._stage(row, shape)
-        of_rank = self._rank_bounds(stage, self._room(row, shape), family, ONCE, Level.TOGETHER)
+        of_rank = self._rank_bounds(stage, self._room(row, shape), family, Level.TOGETHER, with_passes=True)
         found = np.inf
         for order in range(self.space.meshes.num_orders(shape.pp)):
             found = min(found, self._interleaved(family, [of_rank] * shape.pp, order, best, target_s))
@@ -180,7 +175,7 @@ class FamilyBounds(MixedStages):
 
         Args:
             family: plans with virtual stages.
-            rank_bounds: [ranks] bounds of each rank, with the paths of `ONCE`.
+            rank_bounds: [ranks] bounds of each rank, with its passes.
             order: number of the order of the devices.
             best: a bound that is at most this need not be exact, and the computation ends.
             target_s: a bound that suffices.
@@ -210,7 +205,9 @@ class FamilyBounds(MixedStages):
                 break
         return found
 
-    def _of_cuts(self, family: Family, stages: Sequence[Sequence[RankBounds]], at: Ints, rates: Floats) -> Floats:
+    def _of_cuts(
+        self, family: Family, stages: Sequence[Sequence[RankBounds]], at: Ints, rates: Floats, target_s: float
+    ) -> Floats:
         """[pipelines] bounds of pipelines without virtual stages under the best cuts.
 
         Args:
@@ -218,19 +215,23 @@ class FamilyBounds(MixedStages):
             stages: for each stage, its bounds for each of its kinds of devices, all of which hold.
             at: [pipelines, ranks] number of the stage of each rank.
             rates: [pipelines, ranks] bytes a second from each rank to the next one.
+            target_s: a bound that suffices.
         """
-        settings, count = self.space.evaluator.settings(0), float(family.shapes[0].num_micro_batches)
+        settings = self.space.evaluator.settings(0)
         if at.shape[1] == 1:
             return np.zeros(len(at))
         cuts = Cuts(
             stages=stages,
             units=self.space.arrays.units,
             in_flight=self._in_flight(family),
-            besides_s=float(settings.step_s) + count * float(settings.micro_batch_s),
-            send_s=count * float(settings.send_s),
-            byte_s=count * (1.0 - float(settings.send_overlap)),
+            num_micro_batches=family.shapes[0].num_micro_batches,
+            step_s=float(settings.step_s),
+            micro_batch_s=float(settings.micro_batch_s),
+            send_s=float(settings.send_s),
+            shown=1.0 - float(settings.send_overlap),
+            has_paths=len(stages[0][0].passes_s) > 0 and ORDERS.issuperset(self.space.schedules),
         )
-        return cuts.bounds(at, rates)
+        return cuts.bounds(at, rates, target_s)
 
     def _whole(
         self,
@@ -264,26 +265,6 @@ class FamilyBounds(MixedStages):
         )
         return whole.bound(known_s, target_s)
 
-    def _tie(self, shape: Shape) -> tuple[float, float]:
-        """The exchange of the gradients of parameters that the first unit and a unit of another rank both read.
-
-        Returns:
-            Seconds for each parameter of the first unit, and how many of its parameters are not exchanged.
-        """
-        units, tied = self.space.arrays.units.tolist(), self.space.evaluator.tied.parameters
-        # Each chunk has a unit. So the other reader is not on the first rank if fewer than pp units are after it.
-        tensors = self.space.problem.graph.tensors
-        tied = tuple(each for each in tied if not tensors[each[0]].frozen)
-        names = {name for name, one, other in tied if one == 0 and shape.pp > len(units) - other}
-        if not names or units.count(units[0]) > 1:
-            return 0.0, 0.0
-        orders = range(self.space.meshes.num_orders(shape.pp))
-        rate = max(rate for order in orders for rate in self._rates(shape, order))
-        graph, first = self.space.problem.graph, self.space.linkage.blocks.units[0]
-        read = {name for operator in graph.operators[first.start : first.stop] for name in operator.inputs}
-        others = sum(t.num_elements for t in graph.parameters if t.name in read - names)
-        return float(self.space.evaluator.settings(0).sent_gradient_bytes) / rate, float(others)
-
     def _exchanged_s(self, costs: OpenCosts, family: Family) -> float:
         """Least seconds of exchanges between stages for one micro-batch, summed over all ranks."""
         crossing, shape = self._crossing(costs), family.shapes[0]
@@ -302,19 +283,19 @@ class FamilyBounds(MixedStages):
         found = []
         for order in range(space.meshes.num_orders(shape.pp)):
             quick = -np.inf
-            for trips in ((), path_trips(shape, space.schedules) if shape.virtual == 1 else ONCE):
-                rows = space.usual_rows(shape, order)
-                known = {row: self._row_views(row, family, trips, level) for row in dict.fromkeys(rows)}
-                views = [known[row] for row in rows]
-                if trips and shape.virtual > 1:
+            for with_passes in (False, True) if self._has_paths(shape) else (False,):
+                rows = dict.fromkeys(space.usual_rows(shape, order))
+                known = {row: self._row_views(row, family, level, with_passes=with_passes) for row in rows}
+                views = [known[row] for row in space.usual_rows(shape, order)]
+                if with_passes and shape.virtual > 1:
                     raised_s = target_s if level is Level.TOGETHER else 0.0
                     mixed = [RankBounds.mixed(some) for some in views]
                     seconds = self._interleaved(family, mixed, order, quick, raised_s)
                 else:
                     rates = self._rates(shape, order)
                     seconds, _ = self._spread(family, views, rates)
-                    at = np.array([[list(known).index(row) for row in rows]])
-                    cut_s = self._of_cuts(family, list(known.values()), at, np.array([rates]))
+                    at = np.array([[list(known).index(row) for row in space.usual_rows(shape, order)]])
+                    cut_s = self._of_cuts(family, list(known.values()), at, np.array([rates]), target_s)
                     seconds = max(seconds, float(cut_s[0]))
                 quick = max(quick, seconds)
                 if quick >= target_s:
@@ -360,10 +341,9 @@ class FamilyBounds(MixedStages):
             target_s: no program is solved for layouts whose bound reaches this.
             levels: levels of costs for stages of one kind of devices, and for stages of several kinds.
         """
-        trips = path_trips(family.shapes[0], self.space.schedules)
         # Few distinct stages make up many layouts, so stages are numbered.
         number = {stage: at for at, stage in enumerate({stage for key in keys for stage in key})}
-        views = [self._views(*stage, family, trips, levels) for stage in number]
+        views = [self._views(*stage, family, levels) for stage in number]
         at = np.array([[number[stage] for stage in key] for key in keys])
         spreads = self._spreads(family, [RankBounds.mixed(some) for some in views], at, rates)
         found, tried = spreads.quick(), np.zeros(len(keys), dtype=np.bool_)
@@ -378,7 +358,7 @@ class FamilyBounds(MixedStages):
             found[left] = np.maximum(found[left], spreads.take(left).bounds(weights))
             left = left[found[left] < target_s]
         if len(left):
-            found[left] = np.maximum(found[left], self._of_cuts(family, views, at[left], rates[left]))
+            found[left] = np.maximum(found[left], self._of_cuts(family, views, at[left], rates[left], target_s))
             left = left[found[left] < target_s]
         for _ in range(MOST_PROGRAMS if levels[0] is Level.TOGETHER else MOST_EARLY_PROGRAMS):
             # With all signatures decided, the bound of a layout whose program was solved cannot rise any more.
@@ -403,17 +383,17 @@ class FamilyBounds(MixedStages):
             rates: [layouts, ranks] bytes a second from each rank to the next one.
         """
         shape, settings = family.shapes[0], self.space.evaluator.settings(0)
-        busy_s, trip_s = (
-            np.array([some.min(axis=-2) for some in of_stages])
-            for of_stages in ([one.busy_s for one in stages], [one.trip_s for one in stages])
-        )
+        trips = path_trips(shape, self.space.schedules)
+        passes = list(map(Passes.of, trips))
+        busy_s = np.array([one.busy_s.min(axis=0) for one in stages])
+        trip_s = np.array([[one.on(each).min(axis=0) for each in passes] for one in stages])
         crossing = np.array([least_crossing([one.crossing] * shape.pp, 1) for one in stages])[at, np.arange(shape.pp)]
         sent_s = float(settings.send_s) + (1.0 - float(settings.send_overlap)) * crossing / rates
         sent_s[:, -1] = 0.0
         exchanged_s = sent_s + np.roll(sent_s, 1, axis=1)
         micro_batch_s, step_s = float(settings.micro_batch_s), float(settings.step_s)
         besides_trip_s = np.zeros((len(at), 0))
-        if trips := path_trips(shape, self.space.schedules):
+        if trips:
             before, _, behind = trips
             ends_s = np.cumsum(exchanged_s, axis=1)
             besides_trip_s = step_s + before.forward * shape.pp * micro_batch_s + sends_on(behind) * ends_s[:, -1:]
@@ -421,7 +401,7 @@ class FamilyBounds(MixedStages):
         return Spreads(
             busy_s=busy_s[at],
             besides_s=step_s + shape.num_micro_batches * (micro_batch_s + exchanged_s),
-            trip_s=trip_s[at],
+            trip_s=trip_s.reshape(len(stages), len(passes), busy_s.shape[1])[at],
             besides_trip_s=besides_trip_s,
             bound=self._bound(shape.pp),
         )
@@ -436,6 +416,8 @@ class FamilyBounds(MixedStages):
             views: for each rank, its bounds for each of its kinds of devices, all of which hold.
             rates: [ranks] bytes a second from each rank to the next one, from the last one to the first.
         """
-        trip_s = self._besides_trips_s(family, views, rates) if len(views[0][0].trip_s) else []
+        is_known = family.shapes[0].virtual == 1 and len(views[0][0].passes_s) > 0
+        trips = list(map(Passes.of, path_trips(family.shapes[0], self.space.schedules))) if is_known else []
+        trip_s = self._besides_trips_s(family, views, rates) if trips else []
         besides_s, bound = self._besides_s(family, views, rates), self._bound(len(views))
-        return fastest_spread(views, besides_s, trip_s, self._in_flight(family), bound)
+        return fastest_spread(views, besides_s, trip_s, self._in_flight(family), bound, trips)

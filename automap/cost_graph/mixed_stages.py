@@ -7,14 +7,12 @@ with the samples that devices of this kind get. Each of these is a lower bound o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 
 import numpy as np
 
 from automap.cost_graph.families import Family
-from automap.cost_graph.paths import Path
 from automap.cost_graph.stage_bounds import Level, StageBounds
-from automap.cost_graph.stage_layouts import Layouts, StageClass, best_links
+from automap.cost_graph.stage_layouts import StageClass, best_links
 from automap.cost_graph.unlike_stages import RankBounds
 from automap.price.lowered_plan import spread
 from automap.space.shape import Shape
@@ -36,14 +34,13 @@ class MixedStages(StageBounds):
     def __init__(self, space: PlanSpace) -> None:
         super().__init__(space)
         self._ways: dict[tuple[StageClass, int], dict[tuple[int, ...], list[list[int]]]] = {}
-        self._layouts = Layouts(space)
 
-    def _row_views(self, row: int, family: Family, trips: Sequence[Path], level: Level) -> list[RankBounds]:
+    def _row_views(self, row: int, family: Family, level: Level, *, with_passes: bool) -> list[RankBounds]:
         """Bounds of a stage of the usual size, for each of its kinds of devices."""
         shape, found = family.shapes[0], []
         for seen, samples in self._seen(row, shape, family.way):
             stage = self._stage(seen, shape, samples)
-            found.append(self._rank_bounds(stage, self._room(seen, shape), family, trips, level))
+            found.append(self._rank_bounds(stage, self._room(seen, shape), family, level, with_passes=with_passes))
         return found
 
     def _seen(self, row: int, shape: Shape, way: int) -> list[tuple[int, int]]:
@@ -103,7 +100,6 @@ class MixedStages(StageBounds):
         of: StageClass,
         samples: tuple[int, ...],
         family: Family,
-        trips: Sequence[Path],
         levels: tuple[Level, Level],
     ) -> list[RankBounds]:
         """Bounds of all stages of a class, for each kind of devices, with the best links of the class.
@@ -112,28 +108,29 @@ class MixedStages(StageBounds):
             of: the class.
             samples: samples of each kind; empty: the bound holds for any way to share them out.
             family: the plans.
-            trips: paths through all ranks.
             levels: levels of costs for stages of one kind of devices, and for stages of several kinds.
         """
         shape, arrays, shared = family.shapes[0], self.space.arrays, self._shared(of, family)
         if not samples and len(shared) > 1:
-            return [self._any_way(of, family, trips)]
+            return [self._any_way(of, family)]
         samples = samples or next(iter(shared))
         found = []
         for rows, count in zip(shared[samples], samples, strict=True):
             stage = self._stage(rows[0], shape, count)._replace(links=best_links(arrays.links[rows]))
             room = max(self._room(row, shape) for row in rows)
-            found.append(self._rank_bounds(stage, room, family, trips, levels[len(shared) > 1]))
+            found.append(
+                self._rank_bounds(stage, room, family, levels[len(shared) > 1], with_passes=self._has_paths(shape))
+            )
         return found
 
-    def _any_way(self, of: StageClass, family: Family, trips: Sequence[Path]) -> RankBounds:
+    def _any_way(self, of: StageClass, family: Family) -> RankBounds:
         """Bounds of all stages of a class for any way to share out samples: the least over the ways.
 
         For each way, the bounds of the kinds are averaged with weights in proportion to their speed. These means differ
         little between the ways: if one kind has fewer samples, the others have more.
         """
         shared, arrays = self._shared(of, family), self.space.arrays
-        found = [self._views(of, samples, family, trips, STEPS[0]) for samples in shared]
+        found = [self._views(of, samples, family, STEPS[0]) for samples in shared]
         (number,) = {tuple(arrays.kind_ranks[arrays.mixed[row]].tolist()) for row in self._layouts.rows[of]}
         rates = [
             np.array(samples) / [float(view.busy_s.min(axis=0).sum()) for view in some]

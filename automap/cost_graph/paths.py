@@ -47,6 +47,55 @@ class Path:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Passes:
+    """How often a path contains the passes of a rank."""
+
+    both: float = 0.0
+    """A forward and a backward pass."""
+    ended: float = 0.0
+    """A forward and a backward pass, and the gradients that the backward pass may hide."""
+    there: float = 0.0
+    """A forward pass."""
+    back: float = 0.0
+    """A backward pass."""
+
+    @staticmethod
+    def of(path: Path) -> Passes:
+        """The passes of a path whose weight of gradients is 0 or 1."""
+        both = min(path.forward, path.backward)
+        return Passes(
+            both=both - path.gradients,
+            ended=path.gradients,
+            there=path.forward - both,
+            back=path.backward - both,
+        )
+
+    @property
+    def weights(self) -> tuple[float, float, float, float]:
+        """The numbers, in the order of `PASSES`."""
+        return self.both, self.ended, self.there, self.back
+
+    @property
+    def forward(self) -> float:
+        """Forward passes."""
+        return self.both + self.ended + self.there
+
+    @property
+    def exchanges(self) -> float:
+        """Exchanges with the neighbouring ranks: each pass contains half of one."""
+        return self.both + self.ended + 0.5 * (self.there + self.back)
+
+
+PASSES = (
+    Path(forward=1.0, backward=1.0, gradients=0.0),
+    Path(forward=1.0, backward=1.0, gradients=1.0),
+    Path(forward=1.0, backward=0.0, gradients=0.0),
+    Path(forward=0.0, backward=1.0, gradients=0.0),
+)
+"""What `RankBounds.passes_s` bounds, as paths."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PathMixture:
     """A weighted mean of paths, which is a lower bound as each of them is."""
 

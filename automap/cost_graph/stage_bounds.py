@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,9 +15,10 @@ from automap.arrays import Floats, Ints
 from automap.cost_graph.families import Family
 from automap.cost_graph.kernels.values_on_mesh import values_on_mesh
 from automap.cost_graph.open_costs import OpenCosts
-from automap.cost_graph.paths import Path, exchanged_s, least_in_flight, path_trips, sends_on
+from automap.cost_graph.paths import PASSES, Path, exchanged_s, least_in_flight, path_trips, sends_on
 from automap.cost_graph.relaxation import BOUNDARY_BYTES, SAVED_BYTES, Relaxation
 from automap.cost_graph.relaxed_costs import OfTypes, State, Undecided
+from automap.cost_graph.stage_layouts import Layouts
 from automap.cost_graph.unlike_stages import RankBounds
 from automap.price.kernels.memory import makes_gradients
 from automap.price.kernels.stage_records import Stage
@@ -41,6 +43,18 @@ MOST_COSTS = {Level.UNDECIDED: 8192, Level.ALONE: 1024, Level.TOGETHER: 256}
 """Largest number of stages whose costs are cached for each level (assumed)."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Tie:
+    """Parameters that the first unit shares with units of other ranks. The ranks exchange their gradients."""
+
+    parameter_s: float
+    """Seconds of the exchange for each parameter; 0: nothing is exchanged."""
+    untied: float
+    """Parameters of the first unit that it does not share."""
+    types: Floats
+    """[types] 1 for types with one unit whose rank takes part in the exchange, else 0."""
+
+
 class StageBounds:
     """Lower bounds on the costs of the stages of a space. They are cached, since families share stages."""
 
@@ -49,14 +63,25 @@ class StageBounds:
         self._costs: dict[Level, dict[tuple[object, ...], OpenCosts]] = {level: {} for level in Level}
         self._of_types: dict[tuple[object, ...], OfTypes] = {}
         self._undecided: dict[tuple[object, ...], Undecided] = {}
+        self._ties: dict[tuple[Shape, bool], Tie] = {}
+        self._tied_parameters: dict[tuple[object, ...], float] = {}
         self._draft = new_draft(space.compiled)
+        self._layouts = Layouts(space)
 
     # -- units on one stage ---------------------------------------------------------------------------------------
 
-    def _rank_bounds(
-        self, stage: Stage, room: float, family: Family, trips: Sequence[Path], level: Level
+    def _rank_bounds(self, stage: Stage, room: float, family: Family, level: Level, *, with_passes: bool) -> RankBounds:
+        """Bounds of a rank with a stage: for all micro-batches, and if asked for, of the passes of one micro-batch."""
+        found = self._without_ties(stage, room, family, level, PASSES if with_passes else ())
+        tie = self._tie(family)
+        if tie.parameter_s:
+            found = found.with_gradients(tie.types * self._tied_s(stage, family, tie, level))
+        return found
+
+    def _without_ties(
+        self, stage: Stage, room: float, family: Family, level: Level, passes: Sequence[Path]
     ) -> RankBounds:
-        """Bounds of a rank with a stage: for all micro-batches, and on some paths through all ranks."""
+        """The same without the exchange of gradients of parameters that several ranks hold."""
         shape, costs = family.shapes[0], self._costs_on(stage, level)
         opened = max(each.num_chunks for each in family.shapes) - 1
         count = float(shape.num_micro_batches)
@@ -65,13 +90,13 @@ class StageBounds:
         crossing = self._crossing(costs)
         if level is Level.UNDECIDED:
             undecided = self._undecided_on(stage, family)
-            found_s = [undecided.on(path) for path in (busy, *trips)]
+            found_s = [undecided.on(path) for path in (busy, *passes)]
             return RankBounds.undecided(found_s, undecided.state_bytes, saved_bytes, room=room, crossing=crossing)
         plenty = room - max(*self._in_flight(family), shape.pp) * float(saved_bytes.max(axis=0).sum())
         found: list[OfTypes] = []
-        for number, path in enumerate((busy, *trips)):
-            # All paths share the same state, so its price is computed for the most important paths alone.
-            enough = plenty if shape.virtual == 1 or number < 2 else np.inf
+        for number, path in enumerate((busy, *passes)):
+            # All passes share the same state, so its price is computed for the most important ones alone.
+            enough = plenty if number < 2 else np.inf
             state = self._state_of(family)
             key = (*_key(stage), level, opened, path, state, enough)
             if key not in self._of_types:
@@ -111,6 +136,51 @@ class StageBounds:
         shares: Floats = np.eye(int(units.max()) + 1)[units[[0, -1]]] / np.bincount(units)
         return shares
 
+    def _tied_s(self, stage: Stage, family: Family, tie: Tie, level: Level) -> float:
+        """Least seconds of the exchange of tied parameters if the first unit is on a stage."""
+        key = (*_key(stage), level, self._state_of(family))
+        if key not in self._tied_parameters:
+            nothing, costs = Path(forward=0.0, backward=0.0, gradients=0.0), self._costs_on(stage, level)
+            of = Relaxation(self.space, costs, nothing, self._state_of(family), num_opened=0, parameter_s=1.0)
+            first = int(self.space.arrays.units[0])
+            self._tied_parameters[key] = float(of.of_types(np.inf).fast_s.min(axis=0)[first])
+        return tie.parameter_s * max(0.0, self._tied_parameters[key] - tie.untied)
+
+    def _tie(self, family: Family) -> Tie:
+        """What the plans of a family exchange of the gradients of parameters that the first unit shares."""
+        key = (family.shapes[0], family.is_unlike)
+        if key not in self._ties:
+            shape = family.shapes[0]
+            if family.is_unlike:
+                rates = list(self._layouts.of(shape).values())
+            else:
+                rates = [self._rates(shape, order) for order in range(self.space.meshes.num_orders(shape.pp))]
+            self._ties[key] = self._tie_at(rates)
+        return self._ties[key]
+
+    def _tie_at(self, rates: Sequence[Sequence[float]]) -> Tie:
+        """The same for pipelines with these bytes a second from each rank to the next one, [pipelines][ranks]."""
+        space, units = self.space, self.space.arrays.units.tolist()
+        graph, types, ranks = space.problem.graph, np.zeros(len(space.linkage.types)), len(rates[0]) if rates else 0
+        # Each chunk has a unit. So a reader is not on the first rank if fewer units than ranks are after it.
+        readers: dict[int, set[str]] = {}
+        for name, one, other in space.evaluator.tied.parameters:
+            if one == 0 and ranks > len(units) - other and not graph.tensors[name].frozen:
+                readers.setdefault(other, set()).add(name)
+        names = set[str]().union(*readers.values())
+        if not names or units.count(units[0]) > 1:
+            return Tie(parameter_s=0.0, untied=0.0, types=types)
+        first = space.linkage.blocks.units[0]
+        read = {name for operator in graph.operators[first.start : first.stop] for name in operator.inputs}
+        untied = sum(tensor.num_elements for tensor in graph.parameters if tensor.name in read - names)
+        for unit in (0, *(other for other, some in readers.items() if some == names)):
+            types[units[unit]] = float(units.count(units[unit]) == 1)
+        # The gradient goes along the pipeline to the rank of the first reader, or past the last rank to the first one.
+        least = ranks - len(units) + min(readers)
+        rate = max(max(min(some[:least]), some[-1]) for some in rates)
+        parameter_s = float(space.evaluator.settings(0).sent_gradient_bytes) / rate
+        return Tie(parameter_s=parameter_s, untied=float(untied), types=types)
+
     # -- besides units --------------------------------------------------------------------------------------------
 
     def _besides_trips_s(
@@ -146,6 +216,10 @@ class StageBounds:
             for each in family.shapes
         ]
         return [min(sum(some[rank :: len(views)]) for some in of_chunks) for rank in range(len(views))]
+
+    def _has_paths(self, shape: Shape) -> bool:
+        """Whether bounds of the passes of one micro-batch serve: whether paths through the passes are known."""
+        return shape.virtual > 1 or bool(path_trips(shape, self.space.schedules))
 
     # -- pipelines --------------------------------------------------------------------------------------------------
 

@@ -33,7 +33,8 @@ class Layouts:
         self._found: dict[tuple[int, ...], dict[tuple[StageClass, ...], list[float]]] = {}
 
     def of(self, shape: Shape) -> dict[tuple[StageClass, ...], list[float]]:
-        """For each layout of a shape, bytes a second from each stage to the next, at most; infinite after the last."""
+        """For each layout of a shape, bytes a second at most from each stage to the next, and from the last to the
+        first."""
         space, arrays, pp = self.space, self.space.arrays, shape.pp
         tp, middle = space.meshes.degrees.index(shape.tp), space.meshes.middles.index(shape.middle)
         count = space.meshes.micro_batches.index(shape.num_micro_batches)
@@ -48,11 +49,10 @@ class Layouts:
                 rows = [int(arrays.stage_rows[order, tp, middle, e - s, s]) for e, s in zip(ends, sizes, strict=True)]
                 if len(set(sizes)) == 1 or min(rows) < 0:
                     continue
-                at = zip(ends[:-1], sizes[:-1], sizes[1:], strict=True)
+                at = zip(ends, sizes, (*sizes[1:], sizes[0]), strict=True)
                 rates = [float(arrays.send_bytes_per_s[arrays.send_rows[order, e, s, n]]) for e, s, n in at]
                 some = tuple(self._class(parts, row) for parts, row in zip(sizes, rows, strict=True))
-                known = found.get(some, rates)
-                found[some] = [*map(max, zip(known, rates, strict=False)), np.inf]
+                found[some] = list(map(max, zip(found.get(some, rates), rates, strict=True)))
         self._found[key] = found
         return found
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from automap.arrays import Floats, Ints
+from automap.cost_graph.paths import Passes
 from automap.cost_graph.relaxed_costs import OfTypes
 from automap.cost_graph.spread_program import SpreadProgram
 
@@ -27,8 +28,9 @@ class RankBounds:
 
     busy_s: Floats
     """[ways, types] seconds of all units of a type for all micro-batches, the gradients and the update."""
-    trip_s: Floats
-    """[paths, ways, types] seconds of all units of a type on paths through all ranks."""
+    passes_s: Floats
+    """[4, ways, types] seconds of all units of a type in the passes of one micro-batch, see `PASSES`; [0, ways, types]
+    if they are not known."""
     state_bytes: Floats
     """[ways, types] bytes of parameters, gradients and moments."""
     saved_bytes: Floats
@@ -47,7 +49,7 @@ class RankBounds:
         paths share one state, so the first corner takes the least state of all paths.
 
         Args:
-            found: bounds of the types, first for all micro-batches, and then for each path.
+            found: bounds of the types, first for all micro-batches, and then for each of `PASSES` or for none.
             saved_bytes: [modes, types] bytes that all units of a type save for one micro-batch.
             room: see `RankBounds.room`.
             crossing: see `RankBounds.crossing`.
@@ -56,11 +58,11 @@ class RankBounds:
         mosts = [(one.priced_s - one.fast_s) / one.price_s for one in found if one.price_s > 0.0]
         most = np.maximum(np.min(mosts, axis=(0, 1)), least) if mosts else least
         lean = [np.maximum(one.fast_s, one.priced_s - one.price_s * least) for one in found]
-        busy_s, *trip_s = (np.concatenate([one.fast_s, slow_s]) for one, slow_s in zip(found, lean, strict=True))
+        busy_s, *passes_s = (np.concatenate([one.fast_s, slow_s]) for one, slow_s in zip(found, lean, strict=True))
         each = len(saved_bytes)
         return RankBounds(
             busy_s=busy_s,
-            trip_s=np.array(trip_s).reshape(len(trip_s), *busy_s.shape),
+            passes_s=np.array(passes_s).reshape(len(passes_s), *busy_s.shape),
             state_bytes=np.concatenate([np.tile(most, (each, 1)), np.tile(least, (each, 1))]),
             saved_bytes=np.concatenate([saved_bytes, saved_bytes]),
             room=room,
@@ -74,7 +76,7 @@ class RankBounds:
         """The bounds of a rank where every signature is undecided; both ways of a mode are then the same.
 
         Args:
-            seconds: [modes, types] seconds in all micro-batches, and then on each path.
+            seconds: [modes, types] seconds in all micro-batches, and then of each of `PASSES` or of none.
             state_bytes: [types] bytes of parameters, gradients and moments.
             saved_bytes: [modes, types] bytes that all units of a type save for one micro-batch.
             room: see `RankBounds.room`.
@@ -83,7 +85,7 @@ class RankBounds:
         twice = np.array([np.concatenate([some, some]) for some in seconds])
         return RankBounds(
             busy_s=twice[0],
-            trip_s=twice[1:],
+            passes_s=twice[1:],
             state_bytes=np.tile(state_bytes, (len(twice[0]), 1)),
             saved_bytes=np.concatenate([saved_bytes, saved_bytes]),
             room=room,
@@ -106,7 +108,7 @@ class RankBounds:
         return replace(
             RankBounds.minimum(some),
             busy_s=np.average([one.busy_s for one in some], axis=0, weights=weights),
-            trip_s=np.average([one.trip_s for one in some], axis=0, weights=weights),
+            passes_s=np.average([one.passes_s for one in some], axis=0, weights=weights),
         )
 
     @staticmethod
@@ -114,12 +116,22 @@ class RankBounds:
         """A bound that is below several others: the least of each number, and the most room."""
         return RankBounds(
             busy_s=np.min([one.busy_s for one in some], axis=0),
-            trip_s=np.min([one.trip_s for one in some], axis=0),
+            passes_s=np.min([one.passes_s for one in some], axis=0),
             state_bytes=np.min([one.state_bytes for one in some], axis=0),
             saved_bytes=np.min([one.saved_bytes for one in some], axis=0),
             room=max(one.room for one in some),
             crossing=np.min([one.crossing for one in some], axis=0),
         )
+
+    def with_gradients(self, seconds: Floats) -> RankBounds:
+        """The bounds with more seconds for the gradients of all units of each type, [types]."""
+        passes_s = self.passes_s.copy()
+        passes_s[1:2] += seconds
+        return replace(self, busy_s=self.busy_s + seconds, passes_s=passes_s)
+
+    def on(self, passes: Passes) -> Floats:
+        """[ways, types] seconds of all units of a type in some passes."""
+        return np.tensordot(passes.weights, self.passes_s, 1)
 
     def used_bytes(self, in_flight: int) -> Floats:
         """[ways, types] bytes of all units of a type while `in_flight` micro-batches are in flight."""
@@ -212,11 +224,12 @@ def fastest_spread(
     trip_s: Sequence[float],
     in_flight: Sequence[int],
     bound: Floats | None = None,
+    trips: Sequence[Passes] = (),
 ) -> tuple[float, Weights]:
     """Seconds of the fastest spread, and the weights that prove that no spread is faster.
 
-    A path that ends on rank r runs through all ranks. On the ranks before r it has the passes of `RankBounds.trip_s[0]`
-    (without the last backward pass), on r those of `trip_s[1]` (with the gradients), and after r those of `trip_s[2]`.
+    A path that ends on rank r runs through all ranks. On the ranks before r it has the passes `trips[0]` (without the
+    last backward pass), on r `trips[1]` (with the gradients), and after r `trips[2]`.
 
     Args:
         views: for each rank, its bounds for each of its kinds of devices; all of them hold.
@@ -224,6 +237,7 @@ def fastest_spread(
         trip_s: [ranks] seconds of the path that ends on each rank besides its units; empty if no path counts.
         in_flight: [ranks] micro-batches in flight on each rank.
         bound: see `Spreads.bound`; None: no rank must have any unit.
+        trips: the passes of a path on the ranks before its last one, on this one, and on those after it.
     """
     is_short = [[view.may_be_short(count) for view in some] for some, count in zip(views, in_flight, strict=True)]
     keeps_ways = any(map(any, is_short))
@@ -249,7 +263,7 @@ def fastest_spread(
         # The bounds of all ranks for one kind of devices.
         seen = [some[min(number, len(some) - 1)] for some in views]
         for last, more_s in enumerate(trip_s):
-            of_ranks = [view.trip_s[(rank >= last) + (rank > last)] for rank, view in enumerate(seen)]
+            of_ranks = [view.on(trips[(rank >= last) + (rank > last)]) for rank, view in enumerate(seen)]
             program.add_seconds(np.array([seconds(some) for some in of_ranks]), more_s, ("path", last, 0))
     fastest_s = program.seconds()
     ranks, types = range(len(views)), range(first_s.shape[1])

@@ -48,8 +48,7 @@ class Interleaving:
     """An interleaved pipeline, with lower bounds for its units."""
 
     rank_bounds: Sequence[RankBounds]
-    """[ranks] bounds of each rank. Their paths are: a forward and a backward pass of one micro-batch; the same with the
-    gradients; a forward pass; a backward pass."""
+    """[ranks] bounds of each rank."""
     times: Floats
     """[types] number of units of each type."""
     ends: Floats
@@ -112,7 +111,7 @@ def fastest_interleaving(pipeline: Interleaving, target_s: float) -> float:
     sizes = groups(pipeline.ranks, pipeline.virtual)
     is_short = any(bounds.may_be_short(max(pipeline.ranks, *pipeline.in_flight)) for bounds in pipeline.rank_bounds)
     of_ranks = [np.array([bounds.busy_s for bounds in pipeline.rank_bounds])]
-    of_ranks += [np.array([bounds.trip_s[path] for bounds in pipeline.rank_bounds]) for path in range(4)]
+    of_ranks += [np.array([bounds.passes_s[path] for bounds in pipeline.rank_bounds]) for path in range(4)]
     # [ranks, ways, types]; if memory is not short, with the fastest way alone.
     busy_s, *passes_s = (seconds if is_short else seconds.min(axis=1, keepdims=True) for seconds in of_ranks)
     program = _first_program(pipeline, sizes, busy_s, np.array(passes_s), is_short=is_short)
@@ -141,7 +140,7 @@ def _first_program(
         pipeline: the pipeline.
         sizes: chunks of each group.
         busy_s: [ranks, ways, types] see `RankBounds.busy_s`.
-        passes_s: [4, ranks, ways, types] see `Interleaving.rank_bounds`.
+        passes_s: [4, ranks, ways, types] see `RankBounds.passes_s`.
         is_short: whether memory may be short.
     """
     both_s, ended_s, forward_s, _ = passes_s
@@ -189,7 +188,7 @@ def _longer_paths(
     Args:
         pipeline: the pipeline.
         sizes: chunks of each group.
-        passes_s: [4, ranks, ways, types] see `Interleaving.rank_bounds`.
+        passes_s: [4, ranks, ways, types] see `RankBounds.passes_s`.
         shares: [groups, ranks, ways, types] share of the units of each type in each group of chunks.
         found_s: seconds.
 

@@ -4,9 +4,7 @@ The linear programs of `unlike_stages` and `virtual_stages` divide units: 33 uni
 In a real plan some rank has 5 of them. `WholeUnits` counts how many units of the repeated types can run on each rank
 within a given time. If these are fewer than all units, a step takes longer than this time. The order of the units does
 not matter. Where memory is short, its limit is relaxed by a price of each byte (Lagrange): each unit has the recompute
-mode that is best at this price, and the price of the room is subtracted. This gives a lower bound at any price.
-
-If each rank has one chunk, `Cuts` finds the best cuts exactly, with the bytes that are sent at each cut. Units:
+mode that is best at this price, and the price of the room is subtracted. This gives a lower bound at any price. Units:
 seconds, bytes.
 """
 
@@ -17,11 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from automap.arrays import Floats, Ints
+from automap.arrays import Floats
 from automap.cost_graph.unlike_stages import RankBounds
 
-MOST_PIPELINES = 100
-"""Number of pipelines whose cuts are found together, which limits memory."""
 MOST_PRICES = 6
 """Largest number of prices of memory that are tried (assumed)."""
 STEPS = 8
@@ -77,7 +73,7 @@ class WholeUnits:
 
     def _prices(self, kinds: Sequence[int]) -> Iterator[float]:
         """Prices of a byte: 0, and those at which the best way of a type changes."""
-        return _prices(self.rank_bounds, self.in_flight, kinds, len(self.rank_bounds))
+        return prices_of_memory(self.rank_bounds, self.in_flight, kinds, len(self.rank_bounds))
 
     def _costs_s(self, price_s: float) -> tuple[Floats, Floats]:
         """[ranks, types] lower bound on the seconds of a unit plus the price of its memory, and [ranks] the price of
@@ -121,83 +117,7 @@ class WholeUnits:
         return bool(placed[number].max() >= self.times[kinds[1]])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cuts:
-    """Pipelines without virtual stages: each rank has one sequence of consecutive units."""
-
-    stages: Sequence[Sequence[RankBounds]]
-    """For each stage, its bounds for each of its kinds of devices, all of which hold."""
-    units: Ints
-    """[units] type of each unit, in order."""
-    in_flight: Sequence[int]
-    """[ranks] micro-batches in flight on each rank."""
-    besides_s: float
-    """Seconds of each rank besides its units and exchanges."""
-    send_s: float
-    """Seconds of all exchanges with the next rank, without the time for their bytes."""
-    byte_s: float
-    """The time for the bytes of all exchanges is this number times the bytes that cross, over the bytes a second of the
-    link."""
-
-    def bounds(self, at: Ints, rates: Floats) -> Floats:
-        """[pipelines] lower bound on the seconds of the slowest rank under the best cuts.
-
-        Args:
-            at: [pipelines, ranks] number of the stage of each rank.
-            rates: [pipelines, ranks] bytes a second from each rank to the next one.
-        """
-        found = np.zeros(len(at))
-        one_of_each = [some[0] for some in self.stages]
-        most = [max(self.in_flight)] * len(one_of_each)
-        for price_s in _prices(one_of_each, most, np.unique(self.units).tolist(), at.shape[1]):
-            taken_s = self._taken_s(price_s)
-            for begin in range(0, len(at), MOST_PIPELINES):
-                block = slice(begin, begin + MOST_PIPELINES)
-                found[block] = np.maximum(found[block], self._longest_s(taken_s, at[block], rates[block]))
-        return found
-
-    def _taken_s(self, price_s: float) -> list[Floats]:
-        """[ranks][stages, units + 1, units + 1] seconds of the units from one cut to another on each stage.
-
-        They include the price of the units' memory, less that of the room. They are infinite if there is no unit.
-        """
-        times, number = np.maximum(np.bincount(self.units), 1), len(self.units)
-        # At price 0, the number of micro-batches in flight does not matter.
-        tables: dict[int, Floats] = {}
-        for in_flight in self.in_flight if price_s else self.in_flight[:1]:
-            if in_flight in tables:
-                continue
-            tables[in_flight] = found = np.zeros((len(self.stages), number + 1, number + 1))
-            for stage, views in enumerate(self.stages):
-                for view in views:
-                    each = (view.busy_s + price_s * view.used_bytes(in_flight)).min(axis=0) / times
-                    ends_s = np.concatenate([[0.0], np.cumsum(each[self.units])])
-                    mine_s = ends_s[None, :] - ends_s[:, None] - price_s * view.room
-                    found[stage] = np.maximum(found[stage], mine_s)
-            found[:, np.tri(number + 1, dtype=np.bool_)] = np.inf
-        return [tables[in_flight if price_s else self.in_flight[0]] for in_flight in self.in_flight]
-
-    def _longest_s(self, taken_s: Sequence[Floats], at: Ints, rates: Floats) -> Floats:
-        """[pipelines] see `bounds`."""
-        ranks, places = at.shape[1], len(self.units) + 1
-        crossing = np.array([np.min([view.crossing for view in some], axis=0) for some in self.stages])
-        # [pipelines, cuts] seconds of the slowest of the first ranks if they end at each cut.
-        longest = np.full((len(at), places), np.inf)
-        longest[:, 0] = 0.0
-        before = np.zeros((len(at), places))
-        for rank in range(ranks):
-            behind = np.full((len(at), places), np.inf)
-            if rank < ranks - 1:
-                behind[:, 1:-1] = self.send_s + self.byte_s * crossing[at[:, rank]] / rates[:, rank, None]
-            else:
-                behind[:, -1] = 0.0
-            each = taken_s[rank][at[:, rank]] + (self.besides_s + before)[:, :, None] + behind[:, None, :]
-            longest = np.maximum(longest[:, :, None], each).min(axis=1)
-            before = np.where(np.isfinite(behind), behind, 0.0)
-        return longest[:, -1]
-
-
-def _prices(
+def prices_of_memory(
     rank_bounds: Sequence[RankBounds], in_flight: Sequence[int], kinds: Sequence[int], ranks: int
 ) -> Iterator[float]:
     """Prices of a byte: 0, and, if memory may be short, those at which the best way of a type changes."""

@@ -9,18 +9,20 @@ from long_cases import long_but
 
 from automap.bounds.enumeration import Enumeration
 from automap.bounds.priced_templates import priced_templates
+from automap.cost_graph.best_cuts import Cuts
 from automap.cost_graph.families import families, parts, ways_to_share
 from automap.cost_graph.family_bounds import FamilyBounds
 from automap.cost_graph.group_costs import joint_values
 from automap.cost_graph.open_costs import OpenCosts
+from automap.cost_graph.paths import Passes
 from automap.cost_graph.relaxation import PARAMETERS
 from automap.cost_graph.stage_bounds import Level, least_crossing
 from automap.cost_graph.stage_layouts import compositions
 from automap.cost_graph.unlike_stages import RankBounds, Spreads, Weights, fastest_spread
 from automap.cost_graph.virtual_stages import Interleaving, fastest_interleaving, groups
-from automap.cost_graph.whole_units import Cuts, WholeUnits
+from automap.cost_graph.whole_units import WholeUnits
 from automap.price.kernels.pipeline import run_program
-from automap.schedule import INTERLEAVED, arrange
+from automap.schedule import GPIPE, INTERLEAVED, ONE_F_ONE_B, arrange
 from automap.space.space import PlanSpace
 from ir import zoo
 
@@ -236,12 +238,12 @@ def test_compositions_hold_all_sums():
         assert list(compositions(total, count, sizes)) == expected
 
 
-def on(busy_s, trip_s, *, state=0.0, saved=None, room=1.0):
+def on(busy_s, passes_s, *, state=0.0, saved=None, room=1.0):
     """One type of units on a rank, in one mode unless it saves bytes in several."""
     saved = np.zeros((np.size(busy_s), 1)) if saved is None else np.array(saved)[:, None]
     return RankBounds(
         busy_s=np.reshape(busy_s, (-1, 1)).astype(float),
-        trip_s=np.reshape(trip_s, (-1, np.size(busy_s), 1)).astype(float),
+        passes_s=np.reshape(passes_s, (-1, np.size(busy_s), 1)).astype(float),
         state_bytes=np.full((np.size(busy_s), 1), state),
         saved_bytes=saved,
         room=room,
@@ -249,28 +251,32 @@ def on(busy_s, trip_s, *, state=0.0, saved=None, room=1.0):
     )
 
 
+TRIPS = (Passes(there=1.0), Passes(ended=1.0), Passes(both=1.0))
+"""A path that goes through all ranks and back to its last one, with the gradients of this one."""
+
+
 def test_the_fastest_spread_is_that_of_the_corners():
     """One type of units on two ranks: shares in inverse proportion to the seconds, unless a path is longer."""
-    slow, fast = on(6.0, [0.0] * 3), on(3.0, [0.0] * 3)
+    slow, fast = on(6.0, [0.0] * 4), on(3.0, [0.0] * 4)
 
     def seconds(ranks, besides_s, trip_s):
-        return fastest_spread(ranks, besides_s, trip_s, [1] * len(ranks))[0]
+        return fastest_spread(ranks, besides_s, trip_s, [1] * len(ranks), trips=TRIPS)[0]
 
     assert seconds([[fast], [slow]], [1.0, 1.0], [0.0, 0.0]) == pytest.approx(3.0, rel=1e-5)
     assert seconds([[fast], [slow]], [1.0, 4.0], [0.0, 0.0]) == pytest.approx(4.0, rel=1e-5)
-    longer = [[on(seconds, [5.0] * 3)] for seconds in (3.0, 6.0)]
+    longer = [[on(seconds, [5.0] * 4)] for seconds in (3.0, 6.0)]
     assert seconds(longer, [1.0, 1.0], [0.25, 0.5]) == pytest.approx(5.5, rel=1e-5)
-    assert seconds([[on(3.0, [])]], [1.0], []) == pytest.approx(4.0, rel=1e-5)
+    assert seconds([[on(3.0, [0.0] * 4)]], [1.0], []) == pytest.approx(4.0, rel=1e-5)
 
 
 def test_a_path_ends_behind_the_passes_and_gradients_of_its_rank():
     """Passes of 2 s, 1 s without the last backward pass, and gradients of 4 s."""
-    rank = on(1e-3, [1.0, 6.0, 2.0])
+    rank = on(1e-3, [2.0, 6.0, 1.0, 1.0])
     # On rank 0: 6 x + 2 (1 - x) for a share x there. On rank 1: x + 6 (1 - x).
-    fastest_s, _ = fastest_spread([[rank]] * 2, [0.0, 0.0], [0.0, 0.0], [1, 1])
+    fastest_s, _ = fastest_spread([[rank]] * 2, [0.0, 0.0], [0.0, 0.0], [1, 1], trips=TRIPS)
     assert fastest_s == pytest.approx(2 + 4 * 4 / 9, rel=1e-5)
     bound = np.array([[0.75], [0.0]])
-    fastest_s, _ = fastest_spread([[rank]] * 2, [0.0, 0.0], [0.0, 0.0], [1, 1], bound)
+    fastest_s, _ = fastest_spread([[rank]] * 2, [0.0, 0.0], [0.0, 0.0], [1, 1], bound, TRIPS)
     assert fastest_s == pytest.approx(2 + 4 * 0.75, rel=1e-5)
 
 
@@ -338,7 +344,7 @@ def test_no_division_into_chunks_is_faster_than_the_program_with_generated_paths
     standing = replace(
         standing,
         busy_s=((number * both_s + gradient_s) * times)[None],
-        trip_s=of_paths[:, None],
+        passes_s=of_paths[:, None],
         state_bytes=np.zeros((1, 2)),
         saved_bytes=np.zeros((1, 2)),
     )
@@ -377,7 +383,7 @@ def whole(busy_s, times, ends, *, least=1, room=1e9, saved=None, ranks=3):
     busy_s = np.array(busy_s, dtype=float)
     standing = RankBounds(
         busy_s=busy_s,
-        trip_s=np.zeros((0, *busy_s.shape)),
+        passes_s=np.zeros((0, *busy_s.shape)),
         state_bytes=np.zeros_like(busy_s),
         saved_bytes=np.zeros_like(busy_s) if saved is None else np.array(saved, dtype=float),
         room=room,
@@ -451,7 +457,7 @@ def test_the_best_cuts_are_those_of_all(is_short):
     def standing():
         return RankBounds(
             busy_s=np.sort(rng.uniform(1.0, 9.0, (2, 3)), axis=0),
-            trip_s=np.zeros((0, 2, 3)),
+            passes_s=np.zeros((0, 2, 3)),
             state_bytes=np.zeros((2, 3)),
             saved_bytes=np.array([[8.0, 8.0, 8.0], [0.0, 0.0, 0.0]]),
             room=3.0 if is_short else 1e3,
@@ -470,10 +476,85 @@ def test_the_best_cuts_are_those_of_all(is_short):
             for view in some:
                 longest = max(longest, 0.5 + around + _on_rank(view, mine, times))
         best = min(best, longest)
-    cuts = Cuts(stages=views, units=units, in_flight=[1] * ranks, besides_s=0.5, send_s=0.25, byte_s=3.0)
+    cuts = Cuts(
+        stages=views,
+        units=units,
+        in_flight=[1] * ranks,
+        num_micro_batches=1,
+        step_s=0.25,
+        micro_batch_s=0.25,
+        send_s=0.25,
+        shown=3.0,
+        has_paths=False,
+    )
     (found,) = cuts.bounds(np.arange(ranks)[None], rates)
     assert found <= best * (1.0 + 1e-9)
     assert found >= best * (0.8 if is_short else 1.0 - 1e-9)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 9])
+@pytest.mark.parametrize("are_alike", [False, True])
+def test_no_cuts_are_faster_than_the_longest_path(count, are_alike):
+    """Against the simulated schedules of all cuts of ten units over four ranks, with what is sent and gradients."""
+    rng, ranks = np.random.default_rng(count), 4
+    units = np.array([0, 1, 1, 2, 1, 2, 1, 1, 2, 0])
+    times = np.bincount(units)
+
+    def rank():
+        there_s, back_s, gradients_s = (rng.uniform(low, 3.0 * low, 3) for low in (1.0, 2.0, 0.5))
+        both_s = there_s + back_s
+        return RankBounds(
+            busy_s=(count * both_s + gradients_s)[None] * times,
+            passes_s=np.array([both_s, both_s + gradients_s, there_s, back_s])[:, None] * times,
+            state_bytes=np.zeros((1, 3)),
+            saved_bytes=np.zeros((1, 3)),
+            room=1.0,
+            crossing=rng.uniform(0.0, 1.0, len(units) - 1),
+        )
+
+    stages = [[each] for each in ([rank()] * ranks if are_alike else [rank() for _ in range(ranks)])]
+    cuts = Cuts(
+        stages=stages,
+        units=units,
+        in_flight=[1] * ranks,
+        num_micro_batches=count,
+        step_s=0.5,
+        micro_batch_s=0.1,
+        send_s=0.05,
+        shown=0.5,
+        has_paths=True,
+    )
+    rates = np.array([[2.0, 4.0, 1.0, np.inf]])
+    (found,) = cuts.bounds(np.arange(ranks)[None], rates)
+    (busy,) = replace(cuts, has_paths=False).bounds(np.arange(ranks)[None], rates)
+    best = min(
+        simulated_s(cuts, rates[0], (0, *inner, len(units)), kind)
+        for inner in itertools.combinations(range(1, len(units)), ranks - 1)
+        for kind in (ONE_F_ONE_B, GPIPE)
+    )
+    assert busy < found <= best * (1.0 + 1e-9)
+    assert found >= 0.93 * best
+
+
+def simulated_s(cuts, rates, ends, kind):
+    """Seconds of a step with some cuts and a schedule."""
+    ranks, times = len(cuts.stages), np.bincount(cuts.units)
+    sent_s = [
+        0.0,
+        *(cuts.send_s + cuts.shown * cuts.stages[r][0].crossing[ends[r + 1] - 1] / rates[r] for r in range(3)),
+        0.0,
+    ]
+    seconds, behind_s = np.zeros((4, ranks)), np.zeros(ranks)
+    for rank, (view,) in enumerate(cuts.stages):
+        mine = cuts.units[ends[rank] : ends[rank + 1]]
+        both_s, ended_s, there_s, back_s = (view.passes_s[:, 0] / times)[:, mine].sum(axis=1)
+        exchange_s = sent_s[rank] + sent_s[rank + 1]
+        seconds[:2, rank] = there_s + 0.5 * exchange_s + cuts.micro_batch_s, back_s + 0.5 * exchange_s
+        behind_s[rank] = ended_s - both_s
+    program = arrange(kind, ranks, ranks, cuts.num_micro_batches)
+    end_s, at = np.empty(ranks), np.empty((len(program), 2))
+    run_program(program, seconds, np.zeros(ranks), end_s, at)
+    return float((end_s + behind_s).max()) + cuts.step_s
 
 
 def _on_rank(view, units, times):
@@ -511,7 +592,7 @@ def test_weights_of_one_spread_bound_all():
                 [
                     RankBounds(
                         busy_s=b[None],
-                        trip_s=t[:, None],
+                        passes_s=np.array([t[2], t[1], t[0], t[0]])[:, None],
                         state_bytes=none,
                         saved_bytes=none,
                         room=1.0,
@@ -524,6 +605,7 @@ def test_weights_of_one_spread_bound_all():
             besides_trip_s[number].tolist(),
             [1, 1, 1],
             bound,
+            TRIPS,
         )
         for number in range(6)
     ]
