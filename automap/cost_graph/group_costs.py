@@ -199,11 +199,14 @@ class GroupCosts:
         )
 
     def _conversion(self, route: Route) -> Conversion:
-        """The conversion of a route, with its costs; tensors of equal size share the tables."""
+        """The conversion of a route, with its costs. Tensors share the tables if they have the same size, the same dim
+        of samples, and the same number of experts to which each token goes."""
         arrays, stage, row = self._tables, self._stage, route.row
         tensor, owner = arrays.operands["tensor"][row], arrays.operands["operator"][row]
         is_ring = self._has_rings and int(arrays.kernels["kind"][owner]) in (ATTENTION, INSIDE)
-        ways = (self._whole_bytes(tensor), is_ring, id(route.sources))
+        of_tensor = arrays.tensors[tensor]
+        alike = (self._whole_bytes(tensor), int(of_tensor["batch_dim"]), float(of_tensor["copies"]), is_ring)
+        ways = (*alike, id(route.sources))
         key: tuple[object, ...] = (*ways, id(route.required))
         if key not in self._brought:
             self._brought[key] = np.empty((len(route.sources), len(route.required), len(THERE)))

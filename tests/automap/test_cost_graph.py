@@ -73,6 +73,19 @@ def test_models_in_which_several_tensors_cross_add_up(name, space):
         assert (seconds(found) > seconds(exact) * (1.0 - 1e-9)).all()
 
 
+@pytest.mark.parametrize("experts", ["experts=8,top_k=1", "experts=4,top_k=2"])
+def test_tokens_of_experts_are_exchanged_together_and_other_tensors_of_their_size_are_not(experts, space):
+    """Of 60 plans of a mixture, whose tokens for one expert each are as large as those of its attention."""
+    s = space(zoo.build(f"moe:layers=2,hidden=64,heads=4,{experts},seq_len=32,vocab_size=128"), "8xA100-80GB", 32)
+    errors = []
+    for values in s.random_batch(np.random.default_rng(2), 60).tolist():
+        graph, picked = graph_of(s, values)
+        exact = graph.units.costs(graph.chosen(picked))
+        errors += (seconds(graph.unit_costs(picked)) / seconds(exact) - 1.0).reshape(-1).tolist()
+    assert np.quantile(np.abs(errors), 0.95) < 1e-12
+    assert min(errors) > -1e-9
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "cluster", "batch"),
