@@ -7,10 +7,10 @@ import pytest
 from long_cases import long_but
 
 from agents import Budget, search
-from agents.incumbent import TEMPLATES
 from agents.learning.dqn import MaskedDQN
 from agents.learning.hyperparameters import Hyperparameters
 from agents.learning.plan_vec_env import PlanVecEnv
+from automap.bounds.priced_templates import AT_ONCE
 from automap.cluster import parse_cluster
 from automap.problem import Problem
 from automap.space.space import PlanSpace
@@ -65,7 +65,7 @@ def test_it_asks_often_and_does_little_after_the_last_time(gpt2, events, last_po
     after = events[at + 1 :]
     assert after.count("update") == 0
     assert after.count("step") <= 1
-    assert after.count("price") <= TEMPLATES
+    assert after.count("price") <= AT_ONCE
     if last_poll == 2000:
         assert events.count("update") > 0
 

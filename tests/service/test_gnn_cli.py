@@ -60,7 +60,7 @@ def test_a_graph_becomes_a_problem_that_is_searched(tmp_path, capsys):
     assert "(the same in every draw: only volumes with a spread vary)" in first and "between" not in first
     for option, value in (("fan-outs", "four"), ("fan-outs", "5,²"), ("train-s", "soon")):
         assert main(["gnn", "profile", "2000x8", f"--{option}", value]) == 2
-        assert option.replace("-", "_") in capsys.readouterr().err
+        assert f"--{option}: " in capsys.readouterr().err
     # A document that `gnn search` would refuse is not written.
     for option, value in (("nic", "inf"), ("cpus", "1e9"), ("features", "99999999999")):
         assert main(["gnn", "profile", "2000x8", f"--{option}", value]) == 2

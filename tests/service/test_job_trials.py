@@ -209,7 +209,7 @@ def test_the_command_line(
     assert len(tried) == 2
     assert "2 measured" in capsys.readouterr().out
     assert main([*words, "--trials", "0"]) == 2
-    assert "trials.top_k" in capsys.readouterr().err
+    assert "--trials: out of range" in capsys.readouterr().err
 
 
 @pytest.mark.slow

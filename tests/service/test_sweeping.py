@@ -144,7 +144,7 @@ def test_words_that_nothing_is_called_are_refused(
 ) -> None:
     assert main(["sweep", *WORDS, "--over", side]) == 2
     told = " ".join(capsys.readouterr().err.replace("│", " ").split())
-    assert f"over.{side.partition('=')[0]}" in told
+    assert f"--over {side.partition('=')[0]}: " in told
     assert f"got {wrong}" in told
     assert right in told.partition(f"got {wrong}")[2]
 
