@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -156,6 +156,10 @@ class StageBounds:
             else:
                 rates = [self._rates(shape, order) for order in range(self.space.meshes.num_orders(shape.pp))]
             self._ties[key] = self._tie_at(rates)
+            if family.is_unlike:
+                # The first rank may split the parameter further than the ranks of other readers could.
+                first_only = np.arange(len(self._ties[key].types)) == self.space.arrays.units[0]
+                self._ties[key] = replace(self._ties[key], types=self._ties[key].types * first_only)
         return self._ties[key]
 
     def _tie_at(self, rates: Sequence[Sequence[float]]) -> Tie:
